@@ -20,7 +20,7 @@ from testbed.pipeline.ending import Ending, Stops
 from testbed.pipeline.gather import Gather, make_sockets
 from testbed.pipeline.job import Endpoint, Limits, PlaceJob, jobs
 from testbed.pipeline.live import Live
-from testbed.pipeline.pacing import Takes
+from testbed.pipeline.pacing import Line, Takes
 from testbed.pipeline.place import run_place
 from testbed.pipeline.training import Training, training_of
 from testbed.pipeline.transport import Connection
@@ -87,8 +87,7 @@ def over_loopback(
                     peers,
                     gather=gather,
                     ending=ending or Stops(lambda: False),
-                    takes=takes(place),
-                    dilation=dilation,
+                    line=lambda: Line(takes(place), dilation),
                     timeout_s=timeout_s,
                     observers=observers[place : place + 1],
                 )

@@ -11,7 +11,7 @@ from typing import Any
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Encoded, Key, Message, Node
 from testbed.records import CodecCosts, Duration, MessageCosts, PlaceCosts, StageMaths, WorkerMaths
-from testbed.spec import DataParallelSpec, OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
+from testbed.spec import OptimiserSpec, Recipe, TrainingSpec
 
 LEAST_SAMPLES = 12
 """Of a duration, before they are judged."""
@@ -116,14 +116,9 @@ def timed(recipe: Recipe) -> Recipe:
     tensors from the beginning of training, and the learning rate is one that cannot diverge.
     """
     asked = recipe.pipeline
-    pipeline = PipelineSpec(
-        stages=asked.stages,
-        microbatches=asked.microbatches * asked.accumulation,
-        schedule="1f1b",
-        in_flight=asked.stages,
-        layers=asked.layers,
-        recompute=asked.recompute,
-    )
+    microbatches = asked.microbatches * asked.accumulation
+    order = {"microbatches": microbatches, "accumulation": 1, "schedule": "1f1b", "in_flight": asked.stages}
+    pipeline = asked.model_copy(update=order)
     plain = recipe.optimiser.algorithm == "sgd"
     optimiser = OptimiserSpec(
         algorithm=recipe.optimiser.algorithm,
@@ -137,13 +132,9 @@ def timed(recipe: Recipe) -> Recipe:
     training = TrainingSpec(steps=_STEPS, warmup_steps=0, seed=0, evaluate_every=0)
     changes: dict[str, object] = {"pipeline": pipeline, "optimiser": optimiser, "training": training}
     if recipe.data is not None:
-        changes["data"] = _timed_data(recipe.data)
+        # One local step is as long as another, however far workers are ahead.
+        changes["data"] = recipe.data.model_copy(update={"staleness": (0,), "local_steps": (1,)})
     return recipe.model_copy(update=changes)
-
-
-def _timed_data(data: DataParallelSpec) -> DataParallelSpec:
-    """Leave out how far workers are ahead; one local step is as long as another."""
-    return data.model_copy(update={"staleness": (0,), "local_steps": (1,)})
 
 
 def duration(samples: Sequence[int], *, per_step: int, step_ns: int) -> Duration:

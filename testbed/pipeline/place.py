@@ -15,7 +15,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.ending import Announced
 from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.live import Live
-from testbed.pipeline.pacing import Takes
+from testbed.pipeline.pacing import Line, Takes
 from testbed.pipeline.step_log import StepLog
 from testbed.pipeline.training import Training, explain_memory, set_up_torch, training_of
 from testbed.pipeline.wiring import Wiring
@@ -64,8 +64,7 @@ def run_place(
                     wiring.connections,
                     gather=wiring.gather,
                     ending=ending,
-                    takes=takes(job, training),
-                    dilation=job.compute.dilation,
+                    line=lambda: Line(takes(job, training), job.compute.dilation),
                     timeout_s=job.limits.message_s,
                     observers=[log],
                 )

@@ -24,6 +24,7 @@ from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.transport import Connection, SentFrame
 from testbed.records import CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
+_SENT_NS = ("queued_ns", "first_byte_ns", "last_byte_ns")
 Report = Callable[[StepDone | EvaluationDone], None]
 Settle = Callable[[Sequence[tuple[Recorded, Said]]], Said]
 """Of what all places did in a step or an evaluation, and say of it: what the last one's record says."""
@@ -168,13 +169,7 @@ class StepLog:
             # What was for a peer that is gone has not left, and will not.
             frames = [self._left.pop(message, None) for message in messages]
             sent = [
-                each.model_copy(
-                    update={
-                        "queued_ns": frame.queued_ns,
-                        "first_byte_ns": frame.first_byte_ns,
-                        "last_byte_ns": frame.last_byte_ns,
-                    }
-                )
+                each.model_copy(update={name: getattr(frame, name) for name in _SENT_NS})
                 for each, frame in zip(record.sent, frames, strict=True)
                 if frame is not None
             ]
@@ -215,15 +210,5 @@ def socket_record(sock: socket.socket, peer: Side | int) -> SocketRecord:
     """Read TCP_INFO of a connection, in a microsecond and without a packet. CapabilityError on a kernel before 4.19."""
     info = tcp_info.read_tcp_info(sock)
     algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return SocketRecord(
-        peer=peer,
-        congestion_control=algorithm.split(b"\0", 1)[0].decode(),
-        rtt_us=info.rtt_us,
-        min_rtt_us=info.min_rtt_us,
-        cwnd_packets=info.cwnd_packets,
-        bytes_sent=info.bytes_sent,
-        bytes_retransmitted=info.bytes_retransmitted,
-        segments_out=info.segments_out,
-        segments_in=info.segments_in,
-        retransmits=info.retransmits,
-    )
+    recorded = {name: value for name, value in info._asdict().items() if name in SocketRecord.model_fields}
+    return SocketRecord(peer=peer, congestion_control=algorithm.split(b"\0", 1)[0].decode(), **recorded)

@@ -18,9 +18,9 @@ from testbed.pipeline.calibrate import Arm, Samples, judge
 from testbed.pipeline.calibration import Subject, Timed, TimedNode
 from testbed.records import Duration, MessageCosts, WorkerMaths
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.decision import as_stated
 from testbed.replicas.fragments import in_turn, message_shapes
 from testbed.replicas.learners import learner_of
+from testbed.replicas.pace import as_stated
 from testbed.replicas.worker import Worker
 
 _FIRST_MESSAGE = 1 << 20

@@ -17,8 +17,7 @@ from testbed.pipeline.job import PlaceJob
 from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import NOISE_FACTORS, DecoChoice, approach, choose
 from testbed.policies.links import LinkEstimate, PassiveEstimator
-from testbed.replicas.decision import as_stated
-from testbed.replicas.pace import worker_times
+from testbed.replicas.pace import as_stated, worker_times
 from testbed.spec import DecoSpec, Paced
 
 _RATIO = "share"

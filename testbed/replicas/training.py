@@ -22,10 +22,9 @@ from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.training import Measure, Training, durations_of
 from testbed.policies.deco import DEFAULT_LIMITS
 from testbed.replicas.arrivals import Rounds, Server, training_of
-from testbed.replicas.decision import as_stated
 from testbed.replicas.leader import Leader
 from testbed.replicas.learners import learner_of
-from testbed.replicas.pace import worker_times
+from testbed.replicas.pace import as_stated, worker_times
 from testbed.replicas.worker import Learner
 from testbed.replicas.worker_node import ExchangeNode, WorkerNode
 from testbed.spec import Paced

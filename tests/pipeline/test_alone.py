@@ -185,12 +185,14 @@ def test_every_cut_and_schedule(stages: int, schedule: str) -> None:
         {"family": "llama", "dropout": 0.2, "recompute": True},
         {"dropout": 0.2},
         {"evaluate_uncompressed": True},
+        {"evaluate_every": 1, "target_loss": 100.0},
     ],
     ids=str,
 )
 def test_everything_else_that_a_recipe_says(changes: dict[str, Any]) -> None:
     for codec in ("delta-int8", "bottleneck(4)"):
-        check_same(a_tiny_cell(3, codec, **changes))
+        ended = check_same(a_tiny_cell(3, codec, **changes)).ended
+        assert ended == ["target" if "target_loss" in changes else "steps"] * 3
 
 
 @pytest.mark.parametrize(
@@ -218,17 +220,6 @@ def _sorted(numbers: list[list[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]
         [tuple(sorted(part) if isinstance(part, list) else part for part in record) for record in stage]
         for stage in numbers
     ]
-
-
-def test_a_target_ends_it_after_the_same_evaluation() -> None:
-    cell = a_tiny_cell(2, evaluate_every=1, steps=6)
-    losses = [loss for phase, *_, loss in told_phases(check_same(cell))]
-    found = check_same(a_tiny_cell(2, evaluate_every=1, steps=6, target_loss=losses[2]))
-    assert found.ended == ["target"] * 2
-
-
-def told_phases(trained: Trained) -> list[tuple[Any, ...]]:
-    return [message for message in trained.told if message[0] == "EvaluationDone"]
 
 
 # ------------------------------------------------------------------ how

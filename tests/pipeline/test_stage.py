@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -155,44 +156,7 @@ def train(cell: Cell, *of: Any, asked: Callable[[int], bool] = lambda stage: Fal
     return Result(ran.records, ran.told, toy.parameters, ran.errors, ran.ended, toy.models)
 
 
-def reference(cell: Cell) -> tuple[list[float], list[Tensor]]:
-    """The same training in twenty lines, of the whole model at once."""
-    model, data, spec = Toy(0, 1), ToyData(), cell.optimiser
-    adamw = torch.optim.AdamW(
-        model.parameters(),
-        lr=spec.learning_rate,
-        betas=(spec.beta1, spec.beta2),
-        weight_decay=spec.weight_decay,
-        foreach=False,
-    )
-    losses = []
-    for step in range(cell.training.steps):
-        total = 0.0
-        for microbatch in range(MICROBATCHES):
-            batch = data.train(step, microbatch, MICROBATCHES)
-            loss = model.loss(model(batch.inputs), batch.targets)
-            total += loss.item()
-            (loss / MICROBATCHES).backward()
-        norm = sum(p.grad.double().square().sum().item() for p in model.parameters() if p.grad is not None) ** 0.5
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad *= min(1.0, spec.clip_norm / (norm + 1e-6))
-        adamw.step()
-        adamw.zero_grad()
-        losses.append(total / MICROBATCHES)
-    return losses, list(model.parameters())
-
-
 # ------------------------------------------------------------------ the maths
-def test_one_stage_is_the_whole_model() -> None:
-    cell = a_cell(1)
-    result = train(cell)
-    losses, parameters = reference(cell)
-    assert result.losses() == pytest.approx(losses, rel=1e-7)
-    for found, expected in zip(result.parameters, parameters, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("stages", "schedule", "in_flight"),
     [
@@ -220,25 +184,9 @@ def test_cut_schedule_and_depth_do_not_touch_the_numbers(stages: int, schedule: 
 def test_what_is_computed_again_is_the_same(stages: int) -> None:
     kept = a_cell(stages)
     again = kept.model_copy(update={"pipeline": kept.pipeline.model_copy(update={"recompute": True})})
-    forwards: list[bool] = []
-
-    def noting(module: nn.Module, inputs: Any) -> None:
-        forwards.append(torch.is_grad_enabled())
-
-    handle = nn.modules.module.register_module_forward_pre_hook(
-        lambda m, i: noting(m, i) if isinstance(m, Toy) else None
-    )
-    try:
-        found, passes = train(again), len(forwards)
-        with_graph = sum(forwards)
-        expected = train(kept)
-    finally:
-        handle.remove()
+    found, expected = train(again), train(kept)
     assert found.losses() == expected.losses()
     assert all(torch.equal(a, b) for a, b in zip(found.parameters, expected.parameters, strict=True))
-    trained = 6 * MICROBATCHES * stages
-    assert with_graph == trained  # a graph is only there for the backward pass
-    assert passes == len(forwards) - passes + trained  # each of them was one pass more
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -257,6 +205,7 @@ def test_accumulation_does_not_touch_the_numbers(schedule: str) -> None:
 
 
 def test_random_draws_are_keyed_before_every_training_forward_and_never_in_an_evaluation() -> None:
+    """What is computed again is computed with a graph then, and without one at first."""
     for recompute in (False, True):
         cell = a_cell(2, steps=2)
         cell = cell.model_copy(update={"pipeline": cell.pipeline.model_copy(update={"recompute": recompute})})
@@ -286,15 +235,6 @@ def test_clipping_is_active_in_these_tests() -> None:
 
 
 # ------------------------------------------------------------------ the records
-def test_evaluations_come_when_asked_and_at_the_end() -> None:
-    def phases(every: int, steps: int) -> list[tuple[str, int]]:
-        return [(r.phase, r.step) for r in train(a_cell(2, evaluate_every=every, steps=steps)).records[0]]
-
-    assert phases(0, 2) == [("train", 0), ("train", 1), ("evaluation", 2)]
-    assert phases(2, 3) == [("train", 0), ("train", 1), ("evaluation", 2), ("train", 2), ("evaluation", 3)]
-    assert phases(1, 2) == [("train", 0), ("evaluation", 1), ("train", 1), ("evaluation", 2)]
-
-
 class Coarse(Plain):
     """A codec that loses much, and is told of every message key."""
 
@@ -329,16 +269,6 @@ def phases_of(result: Result) -> list[list[tuple[str, int]]]:
     return [[(record.phase, record.step) for record in records] for records in result.records]
 
 
-def test_a_target_ends_training_with_the_first_evaluation_that_reaches_it() -> None:
-    losses = [loss for loss in train(a_cell(2, evaluate_every=1)).losses("evaluation") if loss is not None]
-    target = losses[2]
-    assert target < min(losses[:2]), "the toy is expected to learn"
-    result = train(a_cell(2, evaluate_every=1, target_loss=target))
-    assert result.ended == ["target"] * 2
-    assert result.losses("evaluation") == losses[:3]
-    assert train(a_cell(2, evaluate_every=1, target_loss=losses[-1] / 2)).ended == ["steps"] * 2
-
-
 def test_a_budget_ends_training_and_is_followed_by_an_evaluation() -> None:
     result = train(a_cell(3, steps=100_000, evaluate_every=0, budget_s=0.2))
     assert result.ended == ["budget"] * 3
@@ -370,14 +300,6 @@ def test_one_stage_that_is_asked_to_finish_is_enough(told: int) -> None:
     result = train(a_cell(3, steps=100_000, evaluate_every=0), asked=lambda stage: stage == told and next(count) == 3)
     assert result.ended == ["asked"] * 3
     assert phases_of(result) == [[("train", step) for step in range(4)]] * 3
-
-
-def test_finishing_in_an_evaluation_ends_with_it() -> None:
-    count = itertools.count()
-    cell = a_cell(2, evaluate_every=2, evaluate_uncompressed=True)
-    result = train(cell, asked=lambda stage: stage == 0 and next(count) == 2)
-    assert result.ended == ["asked"] * 2
-    assert phases_of(result) == [[("train", 0), ("train", 1), ("evaluation", 2)]] * 2
 
 
 def test_records_hold_together() -> None:
@@ -420,12 +342,6 @@ def test_records_hold_together() -> None:
 
 def trained(result: Result, stage: int, step: int) -> StepRecord:
     return next(r for r in result.records[stage] if r.phase == "train" and r.step == step)
-
-
-def test_only_the_last_stage_reports() -> None:
-    result = train(a_cell(3, steps=3, evaluate_every=0))
-    assert [(m.kind, m.step) for m in result.told] == [("step", 0), ("step", 1), ("step", 2), ("evaluated", 3)]
-    assert [m.loss for m in result.told] == result.losses() + result.losses("evaluation")
 
 
 def test_a_codec_s_two_ends_get_the_same_context_and_keys() -> None:
@@ -523,22 +439,22 @@ def test_when_one_stage_fails_the_others_are_told_by_their_connections(broken: i
     assert [len([r for r in records if r.phase == "train"]) for records in result.records] == [2, 2, 2]
 
 
-def test_a_loss_that_is_no_number_names_the_step() -> None:
+@pytest.mark.parametrize(
+    ("value", "direction", "named"),
+    [
+        ("nan", "forward", "the loss is nan at train step 3, micro-batch 0: .* lower optimiser.learning_rate"),
+        ("inf", "backward", "the gradient norm is .* at train step 3: .* lower optimiser.learning_rate"),
+    ],
+)
+def test_what_is_no_number_names_the_step(value: str, direction: str, named: str) -> None:
+    """A loss stops the last stage, and a gradient's norm, which all know, every one."""
+
     class Poison(Plain):
         def decode(self, payload: Any, key: MessageKey) -> Tensor:
             tensor = super().decode(payload, key)
-            return tensor * float("nan") if key.step == 3 and self.context.direction == "forward" else tensor
+            return tensor * float(value) if key.step == 3 and self.context.direction == direction else tensor
 
     result = train(a_cell(2, evaluate_every=0), Poison)
-    assert isinstance(result.errors[1], StageError)
-    assert "the loss is nan at train step 3, micro-batch 0" in str(result.errors[1])
-
-
-def test_a_gradient_that_is_no_number_stops_every_stage() -> None:
-    class Poison(Plain):
-        def decode(self, payload: Any, key: MessageKey) -> Tensor:
-            tensor = super().decode(payload, key)
-            return tensor * float("inf") if key.step == 3 and self.context.direction == "backward" else tensor
-
-    result = train(a_cell(2, evaluate_every=0), Poison)
-    assert all(isinstance(error, StageError) and "at train step 3" in str(error) for error in result.errors)
+    for error in result.errors if direction == "backward" else result.errors[1:]:
+        assert isinstance(error, StageError)
+        assert re.search(named, str(error))

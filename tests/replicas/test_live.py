@@ -17,8 +17,8 @@ from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
-from testbed.replicas.decision import as_stated
 from testbed.replicas.leader import Leader, ratio_of, with_ratio
+from testbed.replicas.pace import as_stated
 from testbed.spec import CodecCost, DecoSpec, Exchange, Paced, Recipe
 from tests.over_loopback import jobs_over_loopback, run_places
 from tests.small_replicas import DIGITS, SPARSE, Learner, SmallTraining, a_recipe, live_cell, same, trained
@@ -75,12 +75,12 @@ def over_loopback(
         ("all-to-all", "int8", 2, 0, {}),
         ("all-reduce", "fp32", 2, 1, {}),
         ("all-reduce", "bf16", 4, (2, 0, 1, 0), {}),
-        ("all-gather", SPARSE, 3, (0, 3, 1), {}),
+        ("all-gather", SPARSE, 3, (0, 3, 1), {"shares": (2, 1, 1)}),
         ("all-gather", "0: fp32; rest: int8", 4, 0, {}),
         ("star", "int4(group=16)", 2, (1, 0), STREAMING),
         ("all-to-all", SPARSE, 2, (0, 2), STREAMING),
         ("all-reduce", "bf16", 2, (0, 2), STREAMING),
-        ("all-gather", SPARSE, 3, 1, STREAMING),
+        ("all-gather", SPARSE, 3, 1, {**STREAMING, "shares": (2, 1, 1)}),
         ("star", SPARSE, 2, (1, 0), {"workload": DIGITS, "shares": (3, 1)}),
         ("all-reduce", "fp32", 2, 0, {"workload": DIGITS}),
     ],
@@ -216,7 +216,9 @@ def test_a_codec_is_changed_in_its_ratio_alone() -> None:
 def test_by_arrivals_it_goes_on_without_a_lost_worker() -> None:
     """A buffer of all workers is of all that are left, so what two of three compute does not depend on the time."""
     found = over_loopback(
-        a_recipe("star", SPARSE, workers=3, steps=6, evaluate_every=3, outer=OUTER, arrivals={"buffer": 3}),
+        a_recipe(
+            "star", SPARSE, workers=3, shares=(2, 1, 1), steps=6, evaluate_every=3, outer=OUTER, arrivals={"buffer": 3}
+        ),
         lost=1,
     )
     assert [str(error) for error in found.errors if error] == ["it has had enough"]

@@ -117,10 +117,14 @@ def test_parts_of_a_batch_weigh_as_much_as_they_are() -> None:
 
 # ---------------------------------------------------------------------- replicas
 @pytest.mark.parametrize(
-    ("exchange", "codec"),
-    [*itertools.product(EXCHANGES[:3], CODECS), ("all-reduce", "fp32"), ("all-reduce", "bf16")],
+    ("exchange", "codec", "workload"),
+    [
+        *itertools.product(EXCHANGES[:3], CODECS, [TEXT]),
+        *itertools.product(["all-reduce"], ["fp32", "bf16"], [TEXT]),
+        *((exchange, SPARSE if exchange != "all-reduce" else "bf16", DIGITS) for exchange in EXCHANGES),
+    ],
 )
-def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str) -> None:
+def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str, workload: TextSpec | ImagesSpec) -> None:
     staleness = (0, 2, 1)
     seen: dict[int, list[Tensor]] = {}
     ahead = []
@@ -131,8 +135,8 @@ def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str) -> Non
             assert same(seen.setdefault(worker.applied, found), found)
         ahead.extend(worker.applied for worker in workers)
 
-    recipe = a_recipe(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, answer="ef(topk(0.5))")
-    found = trained(recipe, watch=watch)
+    kind = {"workers": 3, "shares": (2, 1, 1), "staleness": staleness, "answer": "ef(topk(0.5))"}
+    found = trained(a_recipe(exchange, codec, workload=workload, **kind), watch=watch)
     assert same(found.weights(0), found.weights(1))
     assert same(found.weights(0), found.weights(2))
     assert set(ahead) >= {1, 3}
@@ -149,15 +153,6 @@ def test_an_evaluation_of_images_says_how_many_of_the_test_images_are_named_righ
     assert evaluated[0].accuracy != evaluated[1].accuracy
     rest = [record for node in found.records[:-1] for record in node] + found.records[-1][:3]
     assert not any("accuracy" in record.model_dump() for record in rest)
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_replicas_of_images_are_alike(exchange: Exchange) -> None:
-    codec = "bf16" if exchange == "all-reduce" else SPARSE
-    kind = {"workers": 3, "shares": (2, 1, 1), "staleness": (0, 2, 1), "answer": "ef(topk(0.5))"}
-    found = trained(a_recipe(exchange, codec, workload=DIGITS, **kind))
-    assert same(found.weights(0), found.weights(1))
-    assert same(found.weights(0), found.weights(2))
 
 
 def test_shards_of_images_follow_shares_and_alpha() -> None:
