@@ -77,9 +77,7 @@ class HybridJob:
                 for batch in range(self.local_steps):
                     yield from pipeline.batch(me, step, batch * parts)
             yield Begin("A", step)
-            for sender, receiver in who.exchanged:
-                if sender == me:
-                    yield Send((yield Encode(_key("exchange", step, sender, receiver))), receiver)
+            yield from self._send(me, step, who)
             if self.staleness:
                 yield Fork(f"to device {me}", Key("aggregate", step), self._gather(me, step, who))
             else:
@@ -98,6 +96,12 @@ class HybridJob:
             elif receiver == me:
                 (weights,) = yield Decode(((yield Receive(key, sender)),))
                 yield Work("restore", key, weights)
+
+    def _send(self, me: int, step: int, who: Round, value: object = None) -> Program:
+        """Send a value to all that a place sends to in an exchange."""
+        for sender, receiver in who.exchanged:
+            if sender == me:
+                yield Send((yield Encode(_key("exchange", step, sender, receiver), value)), receiver)
 
     def _gather(self, me: int, step: int, who: Round) -> Program:
         """Have all that comes in an exchange, and pass it on; returns the messages."""
@@ -122,14 +126,9 @@ class HybridJob:
             who = self.rounds[step % len(self.rounds)]
             yield from self._restore(me, step, who)
             yield Begin("A", step)
-            came = list[Message]()
-            for sender, receiver in who.exchanged:
-                if receiver == me:
-                    came.append((yield Receive(_key("exchange", step, sender, receiver), sender)))
+            came = yield from self._gather(me, step, who)
             total = yield Work("sum", Key("sum", step), (yield Decode(tuple(came))))
-            for sender, receiver in who.exchanged:
-                if sender == me:
-                    yield Send((yield Encode(_key("exchange", step, sender, receiver), total)), receiver)
+            yield from self._send(me, step, who, total)
             yield EndStep(step)
 
 

@@ -65,6 +65,7 @@ def train_together(
     programs = [training.job.program(place) for place in places]
     ended: Ended | None
     ended, *_ = Loop(programs, nodes, observers=[recorder, *observers], goes_on=training.goes_on).run()
+    records.finish()
     return ended or "steps"
 
 

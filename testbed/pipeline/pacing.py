@@ -13,7 +13,6 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from testbed.jobs.actions import Action, Decode, Work
 from testbed.jobs.recorder import PacedWork
@@ -74,25 +73,15 @@ def step_back() -> str:
     return f"SCHED_RR, priority {PRIORITY - 1}, and {PRIORITY} for what sends and receives"
 
 
-class Clock(Protocol):
-    """The lab's clock."""
+class Clock:
+    """The lab's clock: CLOCK_MONOTONIC."""
 
     def now(self) -> int:
-        """Return nanoseconds of CLOCK_MONOTONIC."""
-        ...
-
-    def wait_until(self, moment_ns: int) -> int:
-        """Return at that moment or a little later, with what the clock then says."""
-        ...
-
-
-class SystemClock:
-    """CLOCK_MONOTONIC itself."""
-
-    def now(self) -> int:
+        """Return its nanoseconds."""
         return time.monotonic_ns()
 
     def wait_until(self, moment_ns: int) -> int:
+        """Return at that moment or a little later, with what the clock then says."""
         return wait_until(moment_ns)
 
 
@@ -115,7 +104,7 @@ class Line:
 
     def __init__(self, takes: Takes | None, dilation: int = 1, clock: Clock | None = None) -> None:
         """`takes`: None, where nothing is paced."""
-        self._takes, self._dilation, self._clock = takes, dilation, clock or SystemClock()
+        self._takes, self._dilation, self._clock = takes, dilation, clock or Clock()
         self._in_action = False
         self.at_ns = self.recorded_ns = self._clock.now()
 

@@ -61,20 +61,27 @@ class Records:
         self._nodes, self._outputs, self._warmup_steps, self._report = nodes, outputs, warmup_steps, report
         self._settle = settle
         self._held: list[deque[tuple[Recorded, Said]]] = [deque() for _ in nodes]
-        """By place: what is not written yet. All places have as many records, and the last one's follows from all."""
+        """By place: what is not written yet: the last one's record of a step may follow from all."""
 
     def write(self, place: int, done: Recorded) -> None:
         """Write what all places have done by now."""
         self._held[place].append((done, _said(self._nodes[place], done.step, done.phase)))
         while all(self._held):
             every = [held.popleft() for held in self._held]
-            said = self._settle(every)
-            for other, (theirs, others) in enumerate(every[:-1]):
-                self._write(other, theirs, others._replace(loss=None, accuracy=None))
-            self._write(len(every) - 1, every[-1][0], said)
+            every[-1] = every[-1][0], self._settle(every)
+            for node, (recorded, said) in enumerate(every):
+                self._write(node, recorded, said)
+
+    def finish(self) -> None:
+        """Write what places have that make more steps than others."""
+        for place, held in enumerate(self._held):
+            for done, said in held:
+                self._write(place, done, said)
 
     def _write(self, place: int, done: Recorded, said: Said) -> None:
-        """Write a line, whole, so that a crash can only cut off the last."""
+        """Write a line, whole, so that a crash can only cut off the last; only the last place's has a loss."""
+        if place != len(self._nodes) - 1:
+            said = said._replace(loss=None, accuracy=None)
         done.sent.sort(key=lambda frame: _is_downstream(frame, "forward"))
         record = _record(done, said, self._warmup_steps, _Crossed(None, ()))
         self._outputs[place].write(record.model_dump_json() + "\n")

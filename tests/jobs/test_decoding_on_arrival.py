@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from testbed.jobs.actions import Action, Decode, EndStep, Sizes, Work
+from testbed.jobs.actions import Action, Decode, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.loop import Clock, Lane, Loop, NoLinks
+from testbed.jobs.loop import Clock, Loop, NoLinks
 from testbed.spec import Exchange
 
 _GAP_NS = 100
@@ -25,18 +25,9 @@ class _InTurn(NoLinks):
         clock.at(clock.now_ns + turn * _GAP_NS, deliver)
 
 
-class _Ends:
-    def __init__(self) -> None:
-        self.end_ns = 0
-
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        if isinstance(action, EndStep):
-            self.end_ns = max(self.end_ns, end_ns)
-
-
 def step_ns(exchange: Exchange, decode_ns: int) -> int:
     job = DataParallelJob(4, exchange, [0] * 4, [1] * 4, 1)
-    nodes, ends = len(job.places), _Ends()
+    nodes = len(job.places)
 
     def cost(node: int, action: Action) -> int | None:
         match action:
@@ -47,8 +38,9 @@ def step_ns(exchange: Exchange, decode_ns: int) -> int:
         return None
 
     programs = [job.program(place) for place in range(nodes)]
-    Loop(programs, [Sizes(lambda key: 8)] * nodes, cost=cost, links=_InTurn(nodes), observers=[ends]).run()
-    return ends.end_ns
+    loop = Loop(programs, [Sizes(lambda key: 8)] * nodes, cost=cost, links=_InTurn(nodes))
+    loop.run()
+    return loop.now_ns
 
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])

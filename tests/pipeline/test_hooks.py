@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_stage import TOKENS, Result, ToyBatch, ToyData, a_cell, train
+from test_alone import a_tiny_cell, model_of
+from test_stage import TOKENS, Result, ToyBatch, ToyData, train
 
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue import table as codecs
@@ -16,8 +16,7 @@ from testbed.codecs.in_model.constrained_stage import outside
 from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import SpecError
-from testbed.spec import Cell, TextSpec
-from testbed.workloads.build import build_stage
+from testbed.spec import Cell
 
 CODECS = [
     "subspace(4, fp32)",
@@ -35,12 +34,9 @@ WIDTH = 32
 pytestmark = pytest.mark.usefixtures("one_thread", "tiny_models")
 
 
-def cell_of(stages: int, *, family: Any = "gpt2", recompute: bool = False, **training: Any) -> Cell:
-    cell = a_cell(stages, **training)
-    pipeline = cell.pipeline.model_copy(update={"recompute": recompute})
-    workload = cell.workload.model_copy(update={"model": f"{family}-tiny", "family": family})
-    optimiser = cell.optimiser.model_copy(update={"clip_norm": 1.0})
-    return cell.model_copy(update={"pipeline": pipeline, "workload": workload, "optimiser": optimiser})
+def cell_of(stages: int, **changes: Any) -> Cell:
+    cell = a_tiny_cell(stages, **{"steps": 6, **changes})
+    return cell.model_copy(update={"optimiser": cell.optimiser.model_copy(update={"clip_norm": 1.0})})
 
 
 class Counting(ToyData):
@@ -52,10 +48,6 @@ class Counting(ToyData):
         return drawn._replace(inputs=text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
 
 
-def model_of(spec: TextSpec) -> Callable[[int, int], Any]:
-    return lambda stage, stages: build_stage(spec, stage=stage, stages=stages, seed=5, vocabulary=TOKENS)
-
-
 def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
     def one(context: Context) -> Codec:
         instance = make(codec, context)
@@ -63,7 +55,7 @@ def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
             made.append(instance)
         return instance
 
-    return train(cell, one, data=lambda stage: Counting(), model=model_of(cell.workload))
+    return train(cell, one, data=lambda stage: Counting(), model=model_of(cell))
 
 
 def test_every_codec_that_changes_the_model_is_here() -> None:
@@ -136,7 +128,7 @@ def test_training_in_the_subspace_is_training_the_constrained_model_without_a_co
         return Whole(context, ratio=4, inner=make("fp32", context), keep="reparametrised")
 
     ours = run(text, cell)
-    theirs = train(cell, whole, data=lambda stage: Counting(), model=model_of(cell.workload))
+    theirs = train(cell, whole, data=lambda stage: Counting(), model=model_of(cell))
     assert ours.errors == theirs.errors == [None] * 4
     assert ours.losses() == pytest.approx(theirs.losses(), rel=1e-4)
     assert ours.losses()[0] == pytest.approx(theirs.losses()[0], rel=1e-6)

@@ -1,8 +1,7 @@
-"""A place's program runs over sockets as it runs in one process, bit for bit; and at the emulated device's times."""
+"""What actions do over sockets, and that they do it at the emulated device's times."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 import time
@@ -30,30 +29,21 @@ from testbed.pipeline.pacing import Takes
 from tests.jobs.recording import Recording
 from tests.over_loopback import PATIENCE_S, Ran, over_loopback
 
-NAMES = ("activation", "gradient", "aggregate", "data")
+NAMES = ("data",)
 MS = 1_000_000
 
 
-class Hashing:
-    """Makes of everything that it is given something else, and keeps all that it made."""
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-        self.made: dict[tuple[str, Key], bytes] = {}
+class Bare:
+    """A node that computes nothing."""
 
     def work(self, what: str, key: Key, value: Any) -> Any:
-        made = self.made[what, key] = self._hash("work", what, key, value)
-        return [float.fromhex(f"0x1.{made.hex()[:13]}p+3")] if what in ("clip", "loss") else made
+        return None
 
     def encode(self, key: Key, value: Any) -> Encoded:
-        payload = self.made["encode", key] = self._hash("encode", key, value) * (1 + key.part)
-        return Encoded(payload, raw_bytes=100, choice="this")
+        return Encoded(bytes(32))
 
-    def decode(self, messages: Sequence[Message]) -> Sequence[bytes]:
-        return [self._hash("decode", *message.key, bytes(message.payload), message.note) for message in messages]  # type: ignore[call-overload]
-
-    def _hash(self, *of: Any) -> bytes:
-        return hashlib.sha256(repr((self.place, of)).encode()).digest()
+    def decode(self, messages: Sequence[Message]) -> Sequence[None]:
+        return [None] * len(messages)
 
 
 class Jobs:
@@ -71,7 +61,7 @@ def run(*programs: Callable[[], Program], **options: Any) -> tuple[Ran, list[Rec
     recordings = [Recording() for _ in programs]
     ran = over_loopback(
         Jobs(*programs),
-        [Hashing(place) for place in range(len(programs))],
+        [Bare()] * len(programs),
         names=NAMES,
         observers=recordings,
         **options,
@@ -157,7 +147,7 @@ def test_a_forked_program_goes_on_beside_the_place_and_takes_its_time_along() ->
 
 
 def test_a_place_computes_beside_what_it_has_forked() -> None:
-    class Waiting(Hashing):
+    class Waiting(Bare):
         forked = threading.Event()
 
         def work(self, what: str, key: Key, value: Any) -> Any:
@@ -175,7 +165,7 @@ def test_a_place_computes_beside_what_it_has_forked() -> None:
         yield Wait(Key("fork", 0))
         return came
 
-    ran = over_loopback(Jobs(forking), [Waiting(0)], names=NAMES)
+    ran = over_loopback(Jobs(forking), [Waiting()], names=NAMES)
     assert ran.returned == [True]
 
 
@@ -260,9 +250,7 @@ def test_messages_of_one_moment_leave_in_the_order_of_the_program() -> None:
         yield Receive(Key("data", 0), 0)
 
     began_ns = time.monotonic_ns()
-    ran = over_loopback(
-        Jobs(sends, receives, receives), [Hashing(place) for place in range(3)], names=NAMES, takes=held(300 * MS)
-    )
+    ran = over_loopback(Jobs(sends, receives, receives), [Bare()] * 3, names=NAMES, takes=held(300 * MS))
     assert ran.errors == [None] * 3
     first_ns, second_ns = handed_over
     assert first_ns - began_ns < 300 * MS <= second_ns - began_ns  # the first one waits in its connection

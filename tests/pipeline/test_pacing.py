@@ -14,7 +14,7 @@ from testbed.jobs import actions as jobs
 from testbed.jobs.recorder import PacedWork
 from testbed.jobs.schedule import Action, actions
 from testbed.metrics.ideal import unshaped_step_s
-from testbed.pipeline.pacing import Line, be_prompt, wait_for_the_grid
+from testbed.pipeline.pacing import Clock, Line, be_prompt, wait_for_the_grid
 from testbed.records import ActionKind, ActionRecord
 from testbed.spec import PipelineSpec
 
@@ -23,7 +23,7 @@ DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}
 lateness = st.integers(0, 3_000)
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Moves only when told to, or waited for; then it is late by the next of `late`, for ever."""
 
     def __init__(self, late: Sequence[int] = (0,)) -> None:

@@ -133,7 +133,13 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
     chosen = {
         step: Decision(step + stale + 2, (later,) * 2, (1, 1), (codec,) * 2) for step, stale, later, codec in CHOICES
     }
+    heard: list[tuple[int, int, tuple[str, ...]]] = []
+
+    def hear(leader: Leader, worker: int, message: Message, decision: Decision) -> None:
+        heard.append((worker, message.key.step, decision.codecs))
+
     monkeypatch.setattr(Leader, "decide", lambda leader, step: chosen.get(step))
+    monkeypatch.setattr(Leader, "heard", hear)
     deco = DecoSpec(every=1, noise="exp", noise_weight=1.0)
     recipe = a_recipe(exchange, SPARSE, workers=2, staleness=1, steps=14, deco=deco)
     live = over_loopback(recipe)
@@ -147,6 +153,9 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
         for node in (live.records[0], alone.records[0])
     ]
     assert had[0] == had[1]
+    assert {worker for worker, *_ in heard} == ({0, 1} if exchange == "star" else {1})
+    for step, decision in by_step.items():
+        assert {codecs for _, number, codecs in heard if number == step} == {decision.codecs}
 
 
 @pytest.mark.parametrize(

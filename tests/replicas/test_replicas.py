@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from testbed.errors import CodecError, SpecError, StageError
-from testbed.jobs.actions import Message
 from testbed.jobs.decision import Decision, note_of, read_note
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop, MayGoOn
@@ -407,45 +405,11 @@ def test_decisions_change_ratio_and_staleness_while_training_lasts() -> None:
     assert had == [[], [0], [], [], [1], [2, 3, 4, 5], [6], [7]]
 
 
-class Told:
-    """Decides what it is given, and keeps whom it has heard."""
-
-    def __init__(self, decisions: dict[int, Decision]) -> None:
-        self._decisions, self.messages = decisions, list[tuple[int, int, str]]()
-
-    def heard(self, worker: int, message: Message, decision: Decision) -> None:
-        self.messages.append((worker, message.key.step, decision.codecs[worker] if decision.codecs else ""))
-
-    def decide(self, step: int) -> Decision | None:
-        return self._decisions.get(step)
-
-
-def run_job(recipe: Recipe, goes_on: MayGoOn = lambda place, step: True, **changes: Any) -> tuple[list[Any], Trained]:
+def run_job(recipe: Recipe, goes_on: MayGoOn = lambda place, step: True) -> tuple[list[Any], Trained]:
     training = SmallTraining(recipe)
     nodes = [training.node(place) for place in range(recipe.nodes)]
-    job = replace(training.job, **changes)
-    programs = [job.program(place) for place in range(recipe.nodes)]
+    programs = [training.job.program(place) for place in range(recipe.nodes)]
     return Loop(programs, nodes, goes_on=goes_on).run(), Trained(training.workers, [])
-
-
-@pytest.mark.parametrize(("exchange", "leader"), [("star", 2), ("all-to-all", 0)])
-def test_what_a_leader_decides_crosses_with_its_messages_and_holds_as_if_it_had_been_known(
-    exchange: Exchange, leader: int
-) -> None:
-    recipe = a_recipe(exchange, "ef(topk(0.1))", workers=2, steps=9, staleness=1)
-    told = {
-        1: Decision(4, (2, 2), (1, 1), ("ef(topk(0.05))",) * 2),
-        4: Decision(8, (0, 0), (1, 1), ("ef(topk(0.2))",) * 2),
-    }
-    chooser = Told(told)
-    _, found = run_job(recipe, leader=leader, chooser=chooser)
-    known = trained(recipe, list(told.values()))
-    assert same(found.weights(0), known.weights(0))
-    assert same(found.weights(1), known.weights(1))
-    assert not same(found.weights(0), trained(recipe).weights(0))
-    heard = {worker for worker in range(2) if worker != leader}
-    assert {worker for worker, *_ in chooser.messages} == heard
-    assert {codec for _, step, codec in chooser.messages if step >= 8} == {"ef(topk(0.2))"}
 
 
 def test_what_is_no_decision_is_refused() -> None:
