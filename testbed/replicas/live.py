@@ -23,7 +23,7 @@ from testbed.pipeline.live import run_place
 from testbed.pipeline.pacing import Takes, takes
 from testbed.pipeline.train import set_up_torch
 from testbed.pipeline.wiring import Wiring
-from testbed.policies.deco import DEFAULT_LIMITS
+from testbed.policies.deco import MOST_STALENESS
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.decision import as_stated, training_job
 from testbed.replicas.leader import Leader
@@ -124,7 +124,7 @@ def run_node(
     server, arrivals = job.stage == job.data.workers, job.data.arrivals is not None
     raw_bytes = 4 * sum(parameter.numel() for parameter in learner.parameters)
     does = training_of(job.recipe).job(job.compute.dilation) if arrivals else live_job(job, raw_bytes)
-    furthest = max(*job.data.staleness, 0 if job.data.deco is None else DEFAULT_LIMITS.most_staleness)
+    furthest = max(*job.data.staleness, 0 if job.data.deco is None else MOST_STALENESS)
     ending = Ending(wiring.gather, asked, decides=job.stage == 0, steps=job.training.steps, furthest=furthest)
     ended: Ended = run_place(
         job,
