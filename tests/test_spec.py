@@ -6,23 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import Cell, Measured, OptimiserSpec, PipelineSpec, TextSpec, TrainingSpec, link_count, route
+from testbed.spec import Cell, Topology, link_count, route
+from tests.synthetic import cell
 
 
-def _cell(topology: str, *profiles: str, stages: int = 3) -> Cell:
-    return Cell(
-        codec="fp32",
-        profiles=tuple(load_profile(name) for name in profiles),
-        topology=topology,  # type: ignore[arg-type]
-        engine="relay",
-        compute=Measured(),
-        workload=TextSpec(
-            family="gpt2", model="gpt2-mini", text="bundled", sequence_length=8, batch_size=4, validation_batches=1
-        ),
-        pipeline=PipelineSpec(stages=stages, microbatches=2, schedule="1f1b", in_flight=2),
-        optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0, beta1=0.9, beta2=0.99, clip_norm=1),
-        training=TrainingSpec(steps=2, warmup_steps=0, seed=0, evaluate_every=0),
-    )
+def _cell(topology: Topology, *profiles: str) -> Cell:
+    return cell(links=tuple(load_profile(name) for name in profiles), topology=topology)
 
 
 def _names(links: tuple[LinkProfile, ...]) -> list[str]:
@@ -37,12 +26,13 @@ def test_one_profile_is_that_of_every_link() -> None:
 
 
 def test_each_link_can_have_its_own() -> None:
-    cell = _cell("line", "cable", "lte")
-    assert _names(cell.links) == ["cable", "lte"]
-    assert cell.network == "cable+lte"
-    assert cell.shaped
+    made = _cell("line", "cable", "lte")
+    assert _names(made.links) == ["cable", "lte"]
+    assert made.network == "cable+lte"
+    assert made.shaped
     assert not _cell("star", "datacenter").shaped
-    for topology, count in (("star", 3), ("line", 2)):
+    topologies: tuple[tuple[Topology, int], ...] = (("star", 3), ("line", 2))
+    for topology, count in topologies:
         with pytest.raises(
             ValidationError, match=f"a {topology} of 3 stages, which has {count} links; state one for all"
         ):
@@ -50,28 +40,28 @@ def test_each_link_can_have_its_own() -> None:
 
 
 def test_in_a_star_a_frame_crosses_the_senders_uplink_and_the_receivers_downlink() -> None:
-    cell = _cell("star", "cable", "lte", "datacenter")
-    assert [(hop.link, hop.side, hop.profile.name) for hop in route(cell, 0, 1)] == [
+    made = _cell("star", "cable", "lte", "datacenter")
+    assert [(hop.link, hop.side, hop.profile.name) for hop in route(made, 0, 1)] == [
         (0, "up", "cable"),
         (1, "down", "lte"),
     ]
-    assert [(hop.link, hop.side) for hop in route(cell, 1, 0)] == [(1, "up"), (0, "down")]
-    assert route(cell, 1, 2)[1].pipe is None
+    assert [(hop.link, hop.side) for hop in route(made, 1, 0)] == [(1, "up"), (0, "down")]
+    assert route(made, 1, 2)[1].pipe is None
 
 
 def test_in_a_line_it_crosses_the_one_link_between_them() -> None:
-    cell = _cell("line", "cable", "lte")
-    assert [(hop.link, hop.side, hop.pipe) for hop in route(cell, 1, 2)] == [(1, "up", load_profile("lte").up)]
-    assert [(hop.link, hop.side, hop.pipe) for hop in route(cell, 2, 1)] == [(1, "down", load_profile("lte").down)]
+    made = _cell("line", "cable", "lte")
+    assert [(hop.link, hop.side, hop.pipe) for hop in route(made, 1, 2)] == [(1, "up", load_profile("lte").up)]
+    assert [(hop.link, hop.side, hop.pipe) for hop in route(made, 2, 1)] == [(1, "down", load_profile("lte").down)]
 
 
 def test_a_cells_id_changes_with_anything_in_it() -> None:
-    cell = _cell("star", "cable")
-    assert cell.id == _cell("star", "cable").id
-    assert cell.id != _cell("line", "cable").id
+    made = _cell("star", "cable")
+    assert made.id == _cell("star", "cable").id
+    assert made.id != _cell("line", "cable").id
     faster = (load_profile("cable", ["up.rate=40Mbit"]),)
-    assert cell.model_copy(update={"profiles": faster}).id != cell.id
-    assert cell.id.startswith("fp32-cable-")
+    assert made.model_copy(update={"profiles": faster}).id != made.id
+    assert made.id.startswith("fp32-cable-")
 
 
 def test_records_are_frozen() -> None:
