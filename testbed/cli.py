@@ -23,7 +23,7 @@ from testbed.commands import (
     traces,
     vm,
 )
-from testbed.commands.console import err
+from testbed.commands.console import err, say
 from testbed.errors import TestbedError, UserError
 
 app = typer.Typer(
@@ -71,22 +71,19 @@ def main() -> None:
         if _State.debug:
             raise
         label = "error" if isinstance(error, UserError) else "failed"
-        err.print(f"testbed: {label}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"testbed: {label}: {error}", on=err, style="red")
         sys.exit(error.exit_status)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has caught the KeyboardInterrupt
-            err.print(
-                "testbed: interrupted; nothing was left running. The same command goes on with what is missing.",
-                soft_wrap=True,
+            say(
+                "testbed: interrupted; nothing was left running. The same command goes on with what is missing.", on=err
             )
         raise
     except Exception as error:
         if _State.debug:
             raise
-        fault = (
-            f"{type(error).__name__}: {error} (a fault of testbed: run again with --debug and report what it prints)"
-        )
-        err.print(f"testbed: failed: {fault}", markup=False, highlight=False, soft_wrap=True)
+        fault = "a fault of testbed: run again with --debug and report what it prints"
+        say(f"testbed: failed: {type(error).__name__}: {error} ({fault})", on=err)
         sys.exit(1)
 
 

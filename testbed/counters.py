@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NamedTuple
 
+from testbed.closing import Closing
 from testbed.errors import LabError
 from testbed.records import CountersRecord
 
@@ -36,7 +36,7 @@ def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
     return rows
 
 
-class DeviceTable:
+class DeviceTable(Closing):
     """/proc/net/dev of the network namespace that the calling thread is in at first; a context manager."""
 
     def __init__(self) -> None:
@@ -56,16 +56,8 @@ class DeviceTable:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> DeviceTable:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class DeviceCounters:
+class DeviceCounters(Closing):
     """Counters of some devices of one namespace, added up, in bytes of IP packets; a context manager."""
 
     def __init__(self, devices: Sequence[str], overhead_bytes: int) -> None:
@@ -102,11 +94,3 @@ class DeviceCounters:
 
     def close(self) -> None:
         self._table.close()
-
-    def __enter__(self) -> DeviceCounters:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

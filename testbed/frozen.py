@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +24,11 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+def is_none(value: object) -> bool:
+    """Say whether a field is left out of a record's text, and so of the ids of records that were made before it."""
+    return value is None
+
+
 def canonical_json(record: BaseModel) -> str:
     """Return the canonical text of a record: sorted keys, no spaces."""
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
@@ -34,6 +39,15 @@ def records_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [record for part in get_args(annotation) for record in records_in(part)]
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested tables, each with its dotted name."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _located(model: type[BaseModel], location: Place) -> tuple[Place, list[type[BaseModel]]]:

@@ -22,9 +22,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, SpecError, TestbedError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,18 +74,22 @@ def run_program(module: str, *arguments: str, attempt: str, failure: type[Testbe
             process.kill()
             raise
     if process.returncode:
-        raise _failed(attempt, failure, process.returncode, errors)
+        raise failed(attempt, failure, process.returncode, errors)
     return output.decode(errors="replace").splitlines()
 
 
-def _failed(attempt: str, failure: type[TestbedError], status: int, errors: bytes) -> TestbedError:
-    words = errors.decode(errors="replace").strip().removeprefix("testbed: error: ")[-_LAST_WORDS:]
+def failed(attempt: str, failure: type[TestbedError], status: int, said: bytes) -> TestbedError:
+    """Return what became of a program that did not end well: SpecError where the user can mend it, else a `failure`.
+    `said`: what it wrote to standard error.
+    """
+    words = said.decode(errors="replace").strip().removeprefix("testbed: error: ")[-_LAST_WORDS:]
     if status == UserError.exit_status:
         return SpecError(f"cannot {attempt}: {words}")
-    return failure(f"cannot {attempt}: its process ended with status {status}: {words or 'no message'}")
+    by = f" ({signal.Signals(-status).name})" if status < 0 else ""
+    return failure(f"cannot {attempt}: its process ended with status {status}{by}: {words or 'no message'}")
 
 
-class Child:
+class Child(Closing):
     """A running program that is told what to do, and answers, in lines of JSON. A context manager that ends it.
 
     It answers only when it is asked, or at the end of its input.
@@ -174,14 +178,6 @@ class Child:
             self._words = os.pread(self._errors.fileno(), os.fstat(self._errors.fileno()).st_size, 0)
             self._errors.close()
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _send(self, request: Mapping[str, Any]) -> None:
         if self._requests.closed:
             return
@@ -191,7 +187,7 @@ class Child:
 
     def _ended(self, attempt: str | None = None) -> TestbedError:
         self.close()
-        return _failed(attempt or self._attempt, self._failure, self._process.returncode, self._words)
+        return failed(attempt or self._attempt, self._failure, self._process.returncode, self._words)
 
 
 def ask(

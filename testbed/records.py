@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from testbed.directions import EitherOrBoth, LinkDirection
-from testbed.frozen import Frozen
+from testbed.frozen import Frozen, is_none
 from testbed.message_key import Direction, Phase, Side
 from testbed.spec import Engine, Recipe, Timing, Topology
 
@@ -23,11 +23,6 @@ done with one step's messages or aggregate, that is wait, decode, and sum or upd
 
 def _is_empty(value: object) -> bool:
     return value == ()
-
-
-def _is_none(value: object) -> bool:
-    """Say whether a field is left out of a record's text, which is then that of one made before it."""
-    return value is None
 
 
 # ------------------------------------------------------------------ steps-<stage>.jsonl
@@ -65,7 +60,7 @@ class SentRecord(Frozen):
     direction: Direction
     microbatch: int
     """In data parallel training the step whose message it is."""
-    peer: int | None = Field(default=None, exclude_if=_is_none)
+    peer: int | None = Field(default=None, exclude_if=is_none)
     """The receiving node; None: the neighbour in that direction."""
     raw_bytes: int
     """The tensor as fp32, the reference type of every ratio."""
@@ -88,7 +83,7 @@ class ReceivedRecord(Frozen):
     direction: Direction
     microbatch: int
     """As of what was sent."""
-    peer: int | None = Field(default=None, exclude_if=_is_none)
+    peer: int | None = Field(default=None, exclude_if=is_none)
     """The sending node; None: the neighbour from that direction."""
     payload_bytes: int
     first_byte_ns: int
@@ -149,7 +144,7 @@ class StepRecord(Frozen):
     """When the gradient norm of all stages was known."""
     loss: float | None
     """Mean over the step's tokens, or images; None except at the last stage, or node of data parallel training."""
-    accuracy: float | None = Field(default=None, exclude_if=_is_none)
+    accuracy: float | None = Field(default=None, exclude_if=is_none)
     """Of an evaluation on images, where `loss` is: the share of them that is named right."""
     gradient_norm: float | None
     """In data parallel training of the worker's own message, before it is coded."""
@@ -209,8 +204,8 @@ class Duration(Frozen):
         return self.spread > STEADY_SPREAD and not negligible
 
 
-class StageCosts(Frozen):
-    """What one stage of a recipe does, action by action."""
+class StageMaths(Frozen):
+    """What one stage of a recipe computes, in which codecs have no share, unless they change the model."""
 
     forward: Duration
     """The maths of one micro-batch."""
@@ -220,12 +215,21 @@ class StageCosts(Frozen):
     """From the last action to where this stage's part of the gradient norm is known."""
     update: Duration
     """From where the norm of all stages is known to the end of the step."""
+
+
+class CodecCosts(Frozen):
+    """What the codecs of one stage do."""
+
     encode: dict[Direction, Duration]
     """Of one micro-batch's tensor, by the direction in which it is sent."""
     decode: dict[Direction, Duration]
     """By the direction from which it came: forward is what the stage before sent."""
     decode_woken: dict[Direction, Duration] = Field(default_factory=dict)
     """The same by a stage that has slept before, as one does that waits for a link; {}: was not timed."""
+
+
+class StageCosts(CodecCosts, StageMaths):
+    """What one stage of a recipe does, action by action."""
 
     @property
     def durations(self) -> list[Duration]:
@@ -237,23 +241,6 @@ class StageCosts(Frozen):
         """Return how much longer decoding takes by a stage that has slept than by one that was busy."""
         woken = self.decode_woken.get(direction)
         return 0 if woken is None else max(0, woken.ns - self.decode[direction].ns)
-
-
-class StageMaths(Frozen):
-    """The part of `StageCosts` that codecs have no share in, unless they change the model."""
-
-    forward: Duration
-    backward: Duration
-    clip: Duration
-    update: Duration
-
-
-class CodecCosts(Frozen):
-    """The part of `StageCosts` that is the codecs'."""
-
-    encode: dict[Direction, Duration]
-    decode: dict[Direction, Duration]
-    decode_woken: dict[Direction, Duration]
 
 
 class WorkerMaths(Frozen):
@@ -329,26 +316,30 @@ CONTENDED = 0.05
 """A run whose own durations lie further from the calibration than this did not have the machine to itself."""
 
 
+Quantity = Literal[
+    "rtt",
+    "delay",
+    "rate",
+    "message",
+    "goodput",
+    "queue",
+    "loss",
+    "burst",
+    "jitter",
+    "reordered",
+    "duplicated",
+    "schedule",
+    "lateness",
+]
+"""What is measured of a link."""
+
+
 class Measurement(Frozen):
     """One quantity of one link, asked against found."""
 
     link: str
     direction: EitherOrBoth
-    quantity: Literal[
-        "rtt",
-        "delay",
-        "rate",
-        "message",
-        "goodput",
-        "queue",
-        "loss",
-        "burst",
-        "jitter",
-        "reordered",
-        "duplicated",
-        "schedule",
-        "lateness",
-    ]
+    quantity: Quantity
     detail: str
     """For example the message size."""
     unit: str
@@ -601,7 +592,7 @@ class Summary(Frozen):
     """Loss of the last training step."""
     validation_loss: float | None
     """Loss of the last evaluation; the boundaries' codec is in place."""
-    validation_accuracy: float | None = Field(default=None, exclude_if=_is_none)
+    validation_accuracy: float | None = Field(default=None, exclude_if=is_none)
     """Share of the test images that were named right in it; None: a text was learned."""
     uncompressed_loss: float | None = None
     """Loss of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""

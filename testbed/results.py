@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from testbed import paths
-from testbed.errors import ResultsError, SpecError
+from testbed.errors import ResultsError, SpecError, UserError
 from testbed.frozen import Frozen
 from testbed.profiles import trace
 from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summary
@@ -54,11 +54,16 @@ def make_folder(path: Path, remedy: str = "choose another with --results") -> Pa
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends."""
+def locked(path: Path, busy: str = "") -> Iterator[None]:
+    """Hold a lock, and wait for whoever holds it; or raise UserError with `busy`, where that is given. It is free again
+    when its holder ends, however that ends.
+    """
     with path.open("a") as file:
         paths.give_to_user(path)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise UserError(busy) from None
         yield
 
 

@@ -12,13 +12,13 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
 from testbed.directions import LinkDirection
 from testbed.errors import SpecError
-from testbed.frozen import Frozen, canonical_json
+from testbed.frozen import Frozen, canonical_json, is_none
 from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
@@ -30,11 +30,6 @@ Timing = Literal["live", "played"]
 Clock = Literal["virtual", "real"]
 ScheduleName = Literal["gpipe", "1f1b"]
 DurationNs = Annotated[int, Field(ge=1)]
-
-
-def _is_none(value: object) -> bool:
-    """Say whether a field is left out of a record's text, and so of the ids of records that were made before it."""
-    return value is None
 
 
 class WorkloadSpec(Frozen):
@@ -60,7 +55,7 @@ class TextSpec(WorkloadSpec):
 
     family: str
     """A row of `testbed.workloads.models.FAMILIES`."""
-    weights: str | None = Field(default=None, exclude_if=_is_none)
+    weights: str | None = Field(default=None, exclude_if=is_none)
     """SHA-256 of the weights that training begins with; None for a named size, which begins with the seed's. Filled in
     when a cell is made of a file, or stated there, and compared with what is on the machine."""
     text: str
@@ -122,52 +117,48 @@ Workload = Annotated[
 """What is learned; in a file, which of the two follows from what is stated."""
 
 
-class Parallelism(Protocol):
+class Parallelism(Frozen):
     """What every kind of job says of itself: a pipeline, data parallel training, or the kind of a table `job`."""
 
-    @property
-    def places(self) -> Sequence[str]:
-        """The names of its places, each of which is a node of the lab and has records."""
-        ...
+    unit: ClassVar[str]
+    """What one of its places is called: a stage, a worker, a node."""
+    counts: ClassVar[str]
+    """What the numbers of its actions count: micro-batches, or steps."""
+    computes: ClassVar[Sequence[str]]
+    """Which of the activities of `metrics.spans` its computing is, but for updates."""
 
     @property
-    def unit(self) -> str:
-        """What one of its places is called: a stage, a worker, a node."""
-        ...
+    @abstractmethod
+    def places(self) -> Sequence[str]:
+        """The names of its places, each of which is a node of the lab and has records."""
+
+    @property
+    @abstractmethod
+    def in_short(self) -> tuple[str, str]:
+        """Who works, and in which order, for a table of cells."""
 
     @property
     def cycle(self) -> int:
         """After how many steps a run may repeat itself."""
-        ...
-
-    @property
-    def in_short(self) -> tuple[str, str]:
-        """Who works, and in which order, for a table of cells."""
-        ...
+        return 1
 
     @property
     def batches_per_step(self) -> int:
         """How many batches the place that works most learns from in a step."""
-        ...
-
-    @property
-    def counts(self) -> str:
-        """What the numbers of its actions count: micro-batches, or steps."""
-        ...
-
-    @property
-    def computes(self) -> Sequence[str]:
-        """Which of the activities of `metrics.spans` its computing is, but for updates."""
-        ...
+        return 1
 
     @property
     def batch_parts(self) -> int:
         """Into how many equal parts its places cut a batch, beside the micro-batches that each of them makes."""
-        ...
+        return 1
 
 
-class PipelineSpec(Frozen):
+class PipelineSpec(Parallelism):
     """How the model is cut and in which order the pieces work."""
+
+    unit = "stage"
+    counts = "micro-batch"
+    computes = ("forward", "backward")
 
     stages: int = Field(ge=1, le=64)
     microbatches: int = Field(ge=1)
@@ -188,39 +179,9 @@ class PipelineSpec(Frozen):
         return tuple(f"stage {stage}" for stage in range(self.stages))
 
     @property
-    def unit(self) -> str:
-        """What one of its places is called."""
-        return "stage"
-
-    @property
-    def cycle(self) -> int:
-        """After how many steps a run may repeat itself: stages meet at the end of each."""
-        return 1
-
-    @property
     def in_short(self) -> tuple[str, str]:
         """Who works, and in which order, for a table of cells."""
         return str(self.stages), f"{self.schedule}, {self.in_flight} in flight"
-
-    @property
-    def batches_per_step(self) -> int:
-        """A step is one batch."""
-        return 1
-
-    @property
-    def counts(self) -> str:
-        """What the numbers of its actions count."""
-        return "micro-batch"
-
-    @property
-    def computes(self) -> Sequence[str]:
-        """Its activities in `metrics.spans`."""
-        return ("forward", "backward")
-
-    @property
-    def batch_parts(self) -> int:
-        """Stages work on the same micro-batches."""
-        return 1
 
 
 def _listed(value: object) -> object:
@@ -271,9 +232,9 @@ class DecoSpec(Frozen):
 class ArrivalsSpec(Frozen):
     """A server that applies what workers send as it arrives, and waits for none of them (`replicas.arrivals`)."""
 
-    period_s: float | None = Field(default=None, gt=0, exclude_if=_is_none)
+    period_s: float | None = Field(default=None, gt=0, exclude_if=is_none)
     """It applies what has arrived every so many seconds (FedLuck, arXiv 2407.05125)."""
-    buffer: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    buffer: int | None = Field(default=None, ge=1, exclude_if=is_none)
     """As soon as so many have arrived (FedBuff, arXiv 2106.06639): 1, each by itself; all workers, synchronous."""
 
     @model_validator(mode="after")
@@ -288,8 +249,12 @@ class ArrivalsSpec(Frozen):
         return None if self.period_s is None else round(self.period_s * 1e9)
 
 
-class DataParallelSpec(Frozen):
+class DataParallelSpec(Parallelism):
     """How workers that each train the whole model exchange what they learn. A step is one exchange."""
+
+    unit = "worker"
+    counts = "step"
+    computes = ("local",)
 
     workers: int = Field(ge=2, le=64)
     exchange: Exchange
@@ -302,17 +267,17 @@ class DataParallelSpec(Frozen):
     workers, or one per worker."""
     local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Batches that a worker learns from between two exchanges. One number for all workers, or one per worker."""
-    outer: OuterSpec | None = Field(default=None, exclude_if=_is_none)
+    outer: OuterSpec | None = Field(default=None, exclude_if=is_none)
     """None: workers send gradients, and the optimiser is applied to their aggregate. Else the optimiser makes the local
     steps, workers send what these changed, and this is applied to that."""
-    streaming: StreamingSpec | None = Field(default=None, exclude_if=_is_none)
+    streaming: StreamingSpec | None = Field(default=None, exclude_if=is_none)
     """None: an exchange is of the whole model, and workers go on from the shared weights. Else of a fragment, and in
     the others they go on from their own: with `outer` only."""
     answer: str | None = None
     """Codec of the aggregate that a star's server sends."""
-    deco: DecoSpec | None = Field(default=None, exclude_if=_is_none)
+    deco: DecoSpec | None = Field(default=None, exclude_if=is_none)
     """None: ratio and staleness stay as stated. Else they are what training begins with: live only."""
-    arrivals: ArrivalsSpec | None = Field(default=None, exclude_if=_is_none)
+    arrivals: ArrivalsSpec | None = Field(default=None, exclude_if=is_none)
     """None: a step has a message of every worker. Else a step has those that have arrived: live only."""
     shares: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     """Parts of each batch that a worker reads, and its weight in the aggregate; None: all workers alike."""
@@ -365,11 +330,6 @@ class DataParallelSpec(Frozen):
         return len(self.places)
 
     @property
-    def unit(self) -> str:
-        """What one of its places is called."""
-        return "worker"
-
-    @property
     def cycle(self) -> int:
         """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps,
         fragments differ in size, and a server that waits for nobody has no cycle.
@@ -385,16 +345,6 @@ class DataParallelSpec(Frozen):
     def batches_per_step(self) -> int:
         """The most local steps of any worker."""
         return max(self.local_steps)
-
-    @property
-    def counts(self) -> str:
-        """What the numbers of its actions count."""
-        return "step"
-
-    @property
-    def computes(self) -> Sequence[str]:
-        """Its activities in `metrics.spans`."""
-        return ("local",)
 
     @property
     def batch_parts(self) -> int:
@@ -433,7 +383,7 @@ def _known_job(table: object) -> object:
     return importlib.import_module("testbed.jobs.kind").job_of_table(table) if isinstance(table, Mapping) else table
 
 
-JobTable = Annotated[SerializeAsAny[Frozen] | None, BeforeValidator(_known_job)]
+JobTable = Annotated[SerializeAsAny[Parallelism] | None, BeforeValidator(_known_job)]
 
 
 class OptimiserSpec(Frozen):
@@ -447,7 +397,7 @@ class OptimiserSpec(Frozen):
     beta2: float = Field(ge=0, lt=1)
     clip_norm: float = Field(gt=0)
     """The global gradient norm, over all stages, is clipped to this."""
-    frozen_after: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    frozen_after: int | None = Field(default=None, ge=1, exclude_if=is_none)
     """Steps after which AdamW's second moment stays as it is, and data parallel workers send first moments instead of
     gradients (1-bit Adam, arXiv 2102.02888); None: never."""
     learning_rate_warmup: int = Field(default=0, ge=0)
@@ -495,20 +445,14 @@ class Calibrated(Frozen):
     """Every action takes as long as this machine needs for it, timed alone: played runs only."""
 
     mode: Literal["calibrated"] = "calibrated"
-
-    @property
-    def dilation(self) -> int:
-        return 1
+    dilation: ClassVar[int] = 1
 
 
 class Measured(Frozen):
     """Every stage computes as fast as this machine does while the run lasts: live runs only."""
 
     mode: Literal["measured"] = "measured"
-
-    @property
-    def dilation(self) -> int:
-        return 1
+    dilation: ClassVar[int] = 1
 
 
 class Paced(Frozen):
@@ -531,6 +475,12 @@ class Paced(Frozen):
     """A fast device on a slow host: durations and delays in the lab are so many times as long, rates so many times
     smaller, and reported times are divided by it. What it cannot stretch are TCP's constants (the 200 ms floor of its
     retransmission timer, 40 ms of delayed acknowledgements) and the kernel's clock tick."""
+
+    def takes_ns(self, place: int) -> dict[str, int]:
+        """Return how long a stage or worker takes in the lab, by what its program works on."""
+        forward_ns, backward_ns = (ns[min(place, len(ns) - 1)] for ns in (self.forward_ns, self.backward_ns))
+        durations = {"forward": forward_ns, "backward": backward_ns, "update": self.update_ns}
+        return {what: ns * self.dilation for what, ns in durations.items()}
 
 
 class Stated(Frozen):
@@ -568,14 +518,38 @@ class CodecRates(Frozen):
     """The device."""
 
 
-class Cell(Frozen):
+class Trained(Frozen):
+    """What decides the numbers that training computes: the part that cells and recipes have alike."""
+
+    codec: str
+    """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and
+    boundary; the canonical text of `codecs.selection`."""
+    workload: Workload
+    pipeline: PipelineSpec
+    """In data parallel training: how one worker works, which is a pipeline of one stage."""
+    data: DataParallelSpec | None = Field(default=None, exclude_if=is_none)
+    """None: one pipeline, and nothing else, trains the model."""
+    job: JobTable = Field(default=None, exclude_if=is_none)
+    """A job of another kind, which then stands in the place of both."""
+    optimiser: OptimiserSpec
+    training: TrainingSpec
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """The kind of its job."""
+        return self.job or self.data or self.pipeline
+
+    @property
+    def nodes(self) -> int:
+        """Nodes, each of which has records: stages, or workers and a server."""
+        return len(self.parallelism.places)
+
+
+class Cell(Trained):
     """One combination of a sweep: all that decides a run."""
 
     schema_version: Literal[4] = 4
     """Raised when a field changes its meaning, so that old results are not taken for new ones."""
-    codec: str
-    """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and
-    boundary; the canonical text of `codecs.selection`."""
     profiles: tuple[LinkProfile, ...] = Field(min_length=1)
     """One that all links have, or one per link: by stage in a star, by boundary in a line."""
     topology: Topology
@@ -594,18 +568,9 @@ class Cell(Frozen):
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
     emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
     clock, while it runs, and on the virtual one zero; in data parallel training on the real clock either. (See
-    `play.replica_times` for what codecs do there in a played cell.)"""
+    `play.replicas` for what codecs do there in a played cell.)"""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
-    workload: Workload
-    pipeline: PipelineSpec
-    """In data parallel training: how one worker works, which is a pipeline of one stage."""
-    data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
-    """None: one pipeline, and nothing else, trains the model."""
-    job: JobTable = Field(default=None, exclude_if=_is_none)
-    """A job of another kind, which then stands in the place of both."""
-    optimiser: OptimiserSpec
-    training: TrainingSpec
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Cell:
@@ -700,16 +665,6 @@ class Cell(Frozen):
         return self
 
     @property
-    def parallelism(self) -> Parallelism:
-        """The kind of its job."""
-        return _parallelism(self)
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the lab, each of which has records: stages, or workers and a server."""
-        return len(self.parallelism.places)
-
-    @property
     def node_names(self) -> tuple[str, ...]:
         """The nodes for people: 'stage 0', or 'worker 0' and 'server'."""
         return tuple(self.parallelism.places)
@@ -762,31 +717,14 @@ class Cell(Frozen):
         return f"{_codec_name(self.codec)}-{self.network[:80]}-{_digest(self)}"
 
 
-class Recipe(Frozen):
+class Recipe(Trained):
     """What decides the numbers that synchronous training computes: a cell without its network and its time.
 
     Cells of one recipe share one training (`pipeline.alone`).
     """
 
     schema_version: Literal[1] = 1
-    codec: str
-    workload: Workload
-    pipeline: PipelineSpec
-    data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
-    job: JobTable = Field(default=None, exclude_if=_is_none)
-    optimiser: OptimiserSpec
-    training: TrainingSpec
-    """Without a time budget: how many steps fit into one depends on the links."""
-
-    @property
-    def parallelism(self) -> Parallelism:
-        """The kind of its job."""
-        return _parallelism(self)
-
-    @property
-    def nodes(self) -> int:
-        """Who trains, each with records of its own: stages, or workers and a server."""
-        return len(self.parallelism.places)
+    """A training has no time budget: how many steps fit into one depends on the links."""
 
     @property
     def id(self) -> str:
@@ -796,28 +734,14 @@ class Recipe(Frozen):
 
 def recipe_of(cell: Cell) -> Recipe:
     """Return the recipe that a cell is trained by."""
-    return Recipe(
-        codec=cell.codec,
-        workload=cell.workload,
-        pipeline=cell.pipeline,
-        data=cell.data,
-        job=cell.job,
-        optimiser=cell.optimiser,
-        training=cell.training.model_copy(update={"budget_s": None}),
-    )
+    learned = {name: getattr(cell, name) for name in Trained.model_fields}
+    return Recipe(**learned | {"training": cell.training.model_copy(update={"budget_s": None})})
 
 
-def text_of(of: Cell | Recipe) -> TextSpec:
+def text_of(of: Trained) -> TextSpec:
     """Return what a pipeline learns, which is a text: `Cell` makes sure."""
     assert isinstance(of.workload, TextSpec)
     return of.workload
-
-
-def _parallelism(of: Cell | Recipe) -> Parallelism:
-    if of.job is not None:
-        kind: Parallelism = of.job  # type: ignore[assignment]
-        return kind
-    return of.pipeline if of.data is None else of.data
 
 
 def _digest(record: Frozen) -> str:

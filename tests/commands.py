@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from testbed import paths, results
 from testbed.records import Summary
 from testbed.results import Run
@@ -171,6 +173,20 @@ def program(path: Path, *arguments: str) -> str:
     done = forked.run([str(path), *arguments], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def draw(experiment: Path, home: Path, output: Path) -> str:
+    """Draw the figures of an experiment from the results in `home`; what was said."""
+    return program(experiment / "figures.py", "--results", str(home), "--output", str(output))
+
+
+def wire_is_explained(summary: Summary) -> bool:
+    """Whether what crossed the wire is payload, headers and what was sent again, within 1 %."""
+    payload, headers = summary.payload_bytes_per_step, summary.header_bytes_per_step
+    assert payload is not None
+    assert headers is not None
+    known = payload + headers + (summary.retransmitted_bytes_per_step or 0)
+    return summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
 
 
 def losses(run: Run) -> list[float | None]:

@@ -16,6 +16,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,20 @@ _NEEDS = {
     "clock_kernel": _try_clock_kernel,
     "virtual_clock": _try_virtual_clock,
 }
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch computes as in a stage host, and is as it was afterwards."""
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = sys.getswitchinterval(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    yield
+    sys.setswitchinterval(before[0])
+    torch.set_num_threads(before[1])
+    torch.use_deterministic_algorithms(before[2])
 
 
 @functools.cache

@@ -7,7 +7,6 @@ too.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import multiprocessing
 import os
 import runpy
@@ -16,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
@@ -91,6 +91,22 @@ def run(
     return subprocess.CompletedProcess([*arguments], program.returncode, output, errors)
 
 
+def is_running(pid: int) -> bool:
+    """Say whether a process is there, and not only its last status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def is_gone(pid: int, within_s: float = 20) -> bool:
+    """Say whether a process ends within this time."""
+    deadline = time.monotonic() + within_s
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_running(pid)
+
+
 def servers() -> set[int]:
     """Return the processes that stand for as long as this one."""
     pids = (_server._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
@@ -122,19 +138,14 @@ def _become(arguments: list[str], folder: Path, env: dict[str, str], files: list
         atexit._run_exitfuncs()
 
 
-class _Server:
+class _Server(forks.Forked):
     """A forked server of `testbed.forks`, as the Popen that it is elsewhere."""
 
-    returncode: int | None = None
+    _handle: int
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._handle = os.pidfd_open(pid)
-
-    def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.wait(0)
-        return None
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
@@ -143,10 +154,6 @@ class _Server:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._handle)
         return self.returncode
-
-    def kill(self) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def _fork_the_server(

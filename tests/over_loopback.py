@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.jobs.actions import Job, Node
+from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Observer
-from testbed.pipeline.gather import Gather, Stops, make_sockets
-from testbed.pipeline.live import Ending, Live
-from testbed.pipeline.pacing import Takes
-from testbed.pipeline.step_log import StepLog
+from testbed.jobs.pipeline import Ended
+from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.pipeline.ending import Ending, Stops
+from testbed.pipeline.gather import Gather, make_sockets
+from testbed.pipeline.job import Endpoint, Limits, PlaceJob, jobs
+from testbed.pipeline.live import Live
+from testbed.pipeline.pacing import Line, Takes
+from testbed.pipeline.place import run_place
+from testbed.pipeline.training import Training, training_of
 from testbed.pipeline.transport import Connection
+from testbed.records import StepRecord
+from testbed.spec import Cell
 
 PATIENCE_S = 20.0
 
@@ -24,30 +35,31 @@ class Ran(NamedTuple):
     errors: list[BaseException | None]
 
 
+def tcp_server() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with tcp_server() as listener:
         one = socket.create_connection(listener.getsockname())
         return one, listener.accept()[0]
 
 
 def over_loopback(
     job: Job,
-    node: Callable[[int, Mapping[int, Connection]], Node],
+    nodes: Sequence[Node],
     *,
     names: Sequence[str],
-    pairs: Sequence[tuple[int, int]] | None = None,
-    observers: Callable[[int, Mapping[int, Connection], Node], Sequence[Observer]] = lambda place, peers, node: (),
-    ending: Callable[[int, Gather], Ending] = lambda place, gather: Stops(None, 1, lambda: False),
+    observers: Sequence[Observer] = (),
+    ending: Ending | None = None,
     takes: Callable[[int], Takes | None] = lambda place: None,
     dilation: int = 1,
     timeout_s: float = PATIENCE_S,
 ) -> Ran:
-    """Run all places; `pairs` exchange messages, all of them where it is None."""
+    """Run all places, each with a connection to every other. `observers` by place, or none."""
     places = range(len(job.places))
-    if pairs is None:
-        pairs = [(one, other) for one in places for other in places if one < other]
     sockets: list[dict[int, socket.socket]] = [{} for _ in places]
-    for one, other in pairs:
+    for one, other in itertools.combinations(places, 2):
         sockets[one][other], sockets[other][one] = tcp_pair()
     gathers, ran = make_sockets(len(places)), Ran([None for _ in places], [None for _ in places])
 
@@ -69,31 +81,87 @@ def over_loopback(
                     )
                     for peer, sock in sorted(sockets[place].items())
                 }
-                has = node(place, peers)
-                watching = observers(place, peers, has)
                 live = Live(
                     place,
-                    has,
+                    nodes[place],
                     peers,
                     gather=gather,
-                    ending=ending(place, gather),
-                    takes=takes(place),
-                    dilation=dilation,
+                    ending=ending or Stops(lambda: False),
+                    line=lambda: Line(takes(place), dilation),
                     timeout_s=timeout_s,
-                    observers=watching,
+                    observers=observers[place : place + 1],
                 )
                 ran.returned[place] = live.run(job.program(place))
-                for observer in watching:
-                    if isinstance(observer, StepLog):
-                        observer.finish(timeout_s)
                 for peer in sorted(peers, key=lambda peer: sorted((peer, place))):
                     peers[peer].close(timeout_s)
         except BaseException as error:
             ran.errors[place] = error
 
+    in_threads(run, places)
+    return ran
+
+
+def in_threads(run: Callable[[int], None], places: Iterable[int]) -> None:
     threads = [threading.Thread(target=run, args=(place,)) for place in places]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+class RanPlaces(NamedTuple):
+    """How a cell's places came out; by place, but for `told`."""
+
+    ended: list[Ended | None]
+    errors: list[BaseException | None]
+    records: list[list[StepRecord]]
+    told: list[StepDone | EvaluationDone]
+
+
+def jobs_over_loopback(cell: Cell, folder: Path, vocabulary: int = 96, **changes: Any) -> tuple[PlaceJob, ...]:
+    """Return a cell's jobs; `changes` are of what `jobs` is told."""
+    ends = [tcp_server() for _ in range(cell.nodes)]
+    asked: dict[str, Any] = {
+        "endpoints": tuple(Endpoint(address="127.0.0.1", port=end.getsockname()[1]) for end in ends),
+        "token": "0" * 32,
+        "vocabulary": vocabulary,
+        "tokens": "",
+        "folder": str(folder),
+        "devices": ((),) * cell.nodes,
+        "overhead_bytes": 0,
+        "limits": Limits(connect_s=3 * PATIENCE_S, message_s=3 * PATIENCE_S),
+    }
+    for end in ends:
+        end.close()
+    return jobs(cell, **{**asked, **changes})
+
+
+def run_places(
+    cell: Cell,
+    make: Callable[[Setting], Training] = training_of,
+    *,
+    asked: Callable[[int], bool] = lambda place: False,
+    **changes: Any,
+) -> RanPlaces:
+    """Run all places of a cell, each in a thread, with Unix and TCP sockets as in a lab. `make` makes their training,
+    `asked` says whether a person asks a place for the end; `changes` as in `jobs_over_loopback`.
+    """
+    ran = RanPlaces([None] * cell.nodes, [None] * cell.nodes, [], [])
+    with tempfile.TemporaryDirectory() as folder:
+        work, sockets = jobs_over_loopback(cell, Path(folder), **changes), make_sockets(cell.nodes)
+
+        def run(place: int) -> None:
+            job = PlaceJob.model_validate_json(work[place].model_dump_json())  # as it travels
+            try:
+                ran.ended[place] = run_place(job, sockets[place], ran.told.append, lambda: asked(place), make)
+            except BaseException as error:
+                ran.errors[place] = error
+
+        in_threads(run, range(cell.nodes))
+        ran.records.extend(read_steps(Path(folder), place) for place in range(cell.nodes))
     return ran
+
+
+def read_steps(folder: Path, place: int) -> list[StepRecord]:
+    lines = (folder / f"steps-{place}.jsonl").read_text(encoding="utf8").splitlines()
+    return [StepRecord.model_validate_json(line) for line in lines]

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import io
-import socket
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from testbed.jobs.actions import EndStep
+from testbed.jobs.actions import EndStep, Node
 from testbed.jobs.decision import Decision
+from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Lane
-from testbed.pipeline.job import Endpoint, Limits, NodeJob
+from testbed.pipeline.alone import train_together
+from testbed.pipeline.training import Measure
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
 from testbed.replicas import worker
-from testbed.replicas.alone import train_replicas
 from testbed.replicas.learners import learner_of
+from testbed.replicas.training import ReplicasTraining
 from testbed.replicas.worker import Evaluated, Worker
 from testbed.replicas.worker_node import WorkerNode
 from testbed.spec import (
     Cell,
+    CodecCost,
     DataParallelSpec,
     Exchange,
     ImagesSpec,
@@ -145,60 +147,52 @@ def a_recipe(
     )
 
 
-def cell_of(recipe: Recipe) -> Cell:
+def cell_of(recipe: Recipe, **changes: Any) -> Cell:
     """Return a played cell of a recipe."""
     asked = {name: getattr(recipe, name) for name in Recipe.model_fields if name != "schema_version"}
-    return Cell(
-        profiles=(load_profile("link(10Mbit, 30ms, buffer=60s)"),),
-        topology="star",
-        engine="netem",
-        compute=Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated"),
-        timing="played",
-        clock="virtual",
-        codec_cost="zero",
-        **asked,
-    )
+    played = {
+        "profiles": (load_profile("link(10Mbit, 30ms, buffer=60s)"),),
+        "topology": "star",
+        "engine": "netem",
+        "compute": Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated"),
+        "timing": "played",
+        "clock": "virtual",
+        "codec_cost": "zero",
+    }
+    return Cell(**asked, **{**played, **changes})
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+def live_cell(recipe: Recipe, *, compute: Paced = INSTANT, codec_cost: CodecCost = "zero") -> Cell:
+    """Return a live cell of a recipe."""
+    return cell_of(recipe, compute=compute, timing="live", clock="real", codec_cost=codec_cost)
 
 
-def node_jobs(
-    recipe: Recipe,
-    folder: Path,
-    endpoints: Sequence[Endpoint],
-    *,
-    compute: Paced = INSTANT,
-    message_s: float = 60,
-) -> list[NodeJob]:
-    assert recipe.data is not None
-    return [
-        NodeJob(
-            stage=node,
-            codec=recipe.codec,
-            compute=compute,
-            workload=recipe.workload,
-            pipeline=recipe.pipeline,
-            data=recipe.data,
-            optimiser=recipe.optimiser,
-            training=recipe.training,
-            vocabulary=2,
-            tokens="",
-            endpoints=tuple(endpoints),
-            token="0" * 32,
-            codec_cost="zero",
-            devices=(),
-            overhead_bytes=0,
-            folder=str(folder),
-            limits=Limits(connect_s=60, message_s=message_s),
-        )
-        for node in range(recipe.nodes)
-    ]
+class SmallTraining(ReplicasTraining):
+    """A recipe's, of workers that learn with the small network, or the recipe's images; by worker, its class."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        decisions: Sequence[Decision] = (),
+        kinds: Mapping[int, type[Learner]] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(Setting(recipe, 10, ""), decisions)
+        # At once, because they share a seed.
+        numbers = range(self.data.workers)
+        self.learners = [learner_for(recipe, number, kinds.get(number, Learner)) for number in numbers]
+        self.workers: list[Worker] = []
+
+    def learner(self, number: int) -> worker.Learner:
+        return self.learners[number]
+
+    def node(self, place: int, measure: Measure | None = None) -> Node:
+        node = super().node(place, measure)
+        if isinstance(node, WorkerNode):
+            self.workers.append(node.replica)
+        return node
+
+    def weights(self, number: int) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.learners[number].parameters]
 
 
 class Trained(NamedTuple):
@@ -217,27 +211,22 @@ class Trained(NamedTuple):
 class Watching:
     """Calls something with all workers whenever one of them has ended a step; observes a run."""
 
-    def __init__(self, workers: Sequence[WorkerNode], watch: Callable[[list[Worker]], None]) -> None:
-        self.workers, self._watch = [worker.replica for worker in workers], watch
+    def __init__(self, workers: list[Worker], watch: Callable[[list[Worker]], None]) -> None:
+        self._workers, self._watch = workers, watch
 
     def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         if isinstance(action, EndStep):
-            self._watch(self.workers)
+            self._watch(self._workers)
 
 
 def trained(
     recipe: Recipe, decisions: Sequence[Decision] = (), watch: Callable[[list[Worker]], None] = lambda workers: None
 ) -> Trained:
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
-    watching: list[Watching] = []
-
-    def observers(workers: Sequence[WorkerNode]) -> list[Watching]:
-        watching.append(Watching(workers, watch))
-        return watching
-
-    train_replicas(recipe, lambda number: learner_for(recipe, number), outputs, decisions=decisions, watch=observers)
+    training = SmallTraining(recipe, decisions)
+    train_together(training, outputs, observers=[Watching(training.workers, watch)])
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    return Trained(watching[0].workers, records)
+    return Trained(training.workers, records)
 
 
 def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from testbed import forks
 from testbed.errors import StageError
 from testbed.pipeline.control import host_environment
 from testbed.process import ROOT, start_program
+from tests.forked import is_gone
 
 pytestmark = pytest.mark.slow  # the server loads torch
 
@@ -62,13 +62,6 @@ def start(errors: Any, module: str, *arguments: str, env: dict[str, str] | None 
     options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
     environment = {**host_environment(), **(env or {})}
     return start_program(module, *arguments, attempt="try it", popen=forks.popen, env=environment, **options)
-
-
-def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not Path(f"/proc/{pid}").exists()
 
 
 def test_it_has_what_it_was_given_and_nothing_else(errors: Any, tmp_path: Path) -> None:

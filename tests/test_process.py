@@ -16,19 +16,13 @@ import pytest
 from testbed import process
 from testbed.errors import CapabilityError, LabError, SpecError, StageError, TestbedError
 from testbed.process import READABLE, ROOT, Child, run_program
+from tests.forked import is_gone, is_running
 
 PROGRAM = "tests.child_program"
 
 
 def child(do: str, failure: type[TestbedError] = LabError, **request: Any) -> Child:
     return Child(PROGRAM, {"do": do, **request}, attempt="try it", failure=failure)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
 
 
 def test_a_child_answers_in_turn_whatever_it_prints_and_ends_with_its_input() -> None:
@@ -46,7 +40,7 @@ def test_a_child_answers_in_turn_whatever_it_prints_and_ends_with_its_input() ->
         assert first["pid"] == asked.pid
         assert asked.ask({"more": True}, "try more") == '{"more":true}'
         assert asked.last_answer(30) == "the last answer"
-    assert not alive(first["pid"])
+    assert not is_running(first["pid"])
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
@@ -71,8 +65,8 @@ def test_what_a_child_writes_to_standard_error_never_halts_it() -> None:
             StageError,
             r"^cannot try it: its process ended with status 1: Traceback[\s\S]*RuntimeError: a reason$",
         ),
-        ("die", StageError, r"^cannot try it: its process ended with status -9: no message$"),
-        ("stop short", StageError, r"^cannot try it: its process ended with status -9: no message$"),
+        ("die", StageError, r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"),
+        ("stop short", StageError, r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"),
     ],
 )
 def test_the_end_of_a_child_is_an_error_that_says_why(do: str, kind: type[Exception], message: str) -> None:
@@ -93,7 +87,7 @@ def test_a_child_that_takes_too_long_is_killed() -> None:
         asked.answer()
         with pytest.raises(LabError, match=r"^cannot try it: its process was not done after 0 s$"):
             asked.last_answer(0.1)
-    assert not alive(asked.pid)
+    assert not is_running(asked.pid)
 
 
 def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
@@ -106,8 +100,8 @@ def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
     with pytest.raises(KeyboardInterrupt):
         asked.ask({}, "try again")
     timer.join()
-    assert not alive(asked.pid)
-    with pytest.raises(LabError, match=r"^cannot try it: its process ended with status -9: no message$"):
+    assert not is_running(asked.pid)
+    with pytest.raises(LabError, match=r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"):
         asked.answer()
     assert set(Path("/proc/self/fd").iterdir()) == before
 
@@ -115,7 +109,7 @@ def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
 def test_a_child_that_does_not_end_with_its_input_is_killed_when_it_is_closed() -> None:
     with child("sleep") as asked:
         asked.answer()
-    assert not alive(asked.pid)
+    assert not is_running(asked.pid)
 
 
 def test_a_child_dies_with_a_killed_parent() -> None:
@@ -126,10 +120,7 @@ def test_a_child_dies_with_a_killed_parent() -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline().split()[0])
         parent.kill()
-    deadline = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not alive(pid)
+    assert is_gone(pid)
 
 
 def test_a_program_whose_parent_is_gone_does_not_begin() -> None:
@@ -203,11 +194,8 @@ def test_a_fork_that_tries_a_codec_dies_with_a_killed_parent(tmp_path: Path) -> 
             time.sleep(0.01)
         parent.kill()
     pid = int(file.read_text())
-    deadline = time.monotonic() + 5
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
     try:
-        assert not alive(pid)
+        assert is_gone(pid, 5)
     finally:
-        if alive(pid):
+        if is_running(pid):
             os.kill(pid, signal.SIGKILL)

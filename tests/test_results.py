@@ -8,9 +8,10 @@ import pytest
 from testbed import results
 from testbed.errors import ResultsError, SpecError
 from testbed.profiles import load_profile, trace
-from testbed.records import Sample, Summary
+from testbed.records import Sample
 from testbed.spec import Cell
 from testbed.sweep import plan
+from tests.synthetic import ended
 
 
 @pytest.fixture
@@ -18,17 +19,11 @@ def cell() -> Cell:
     return plan.cells(plan.load_experiment("default"), "relay")[0]
 
 
-def _summary(cell: Cell, status: str) -> Summary:
-    empty = {name: None for name, field in Summary.model_fields.items() if field.is_required()}
-    known = {"status": status, "cell_id": cell.id, "engine": "relay", "steps": 0, "measured_steps": 0}
-    return Summary.model_validate(empty | known)
-
-
 def test_only_a_run_that_ended_well_finishes_a_cell(tmp_path: Path, cell: Cell) -> None:
     assert results.finished(tmp_path, cell.id) is None
     for status, finished in (("failed", False), ("interrupted", False), ("ok", True)):
         run = results.new_run(tmp_path, cell)
-        results.write_json(run.folder / "summary.json", _summary(cell, status))
+        results.write_json(run.folder / "summary.json", ended(cell, status))
         assert (results.finished(tmp_path, cell.id) == run) is finished
     unfinished = results.new_run(tmp_path, cell)
     assert unfinished.summary is None
@@ -37,7 +32,7 @@ def test_only_a_run_that_ended_well_finishes_a_cell(tmp_path: Path, cell: Cell) 
     assert found is not None
     assert found.number == 3
     again = results.new_run(tmp_path, cell)
-    results.write_json(again.folder / "summary.json", _summary(cell, "ok"))
+    results.write_json(again.folder / "summary.json", ended(cell, "ok"))
     assert [run.number for run in results.finished_runs(tmp_path, cell.id)] == [3, 5]
 
 

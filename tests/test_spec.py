@@ -11,7 +11,7 @@ from tests.synthetic import cell
 
 
 def _cell(topology: Topology, *profiles: str) -> Cell:
-    return cell(links=tuple(load_profile(name) for name in profiles), topology=topology)
+    return cell("fp32", tuple(load_profile(name) for name in profiles), topology=topology)
 
 
 def _names(links: tuple[LinkProfile, ...]) -> list[str]:
@@ -26,42 +26,40 @@ def test_one_profile_is_that_of_every_link() -> None:
 
 
 def test_each_link_can_have_its_own() -> None:
-    made = _cell("line", "cable", "lte")
-    assert _names(made.links) == ["cable", "lte"]
-    assert made.network == "cable+lte"
-    assert made.shaped
+    ours = _cell("line", "cable", "lte")
+    assert _names(ours.links) == ["cable", "lte"]
+    assert ours.network == "cable+lte"
+    assert ours.shaped
     assert not _cell("star", "datacenter").shaped
-    topologies: tuple[tuple[Topology, int], ...] = (("star", 3), ("line", 2))
-    for topology, count in topologies:
-        with pytest.raises(
-            ValidationError, match=f"a {topology} of 3 stages, which has {count} links; state one for all"
-        ):
+    for topology, count in (("star", 3), ("line", 2)):
+        says = f"a {topology} of 3 stages, which has {count} links; state one for all"
+        with pytest.raises(ValidationError, match=says):
             _cell(topology, *["cable"] * (5 - count))
 
 
 def test_in_a_star_a_frame_crosses_the_senders_uplink_and_the_receivers_downlink() -> None:
-    made = _cell("star", "cable", "lte", "datacenter")
-    assert [(hop.link, hop.side, hop.profile.name) for hop in route(made, 0, 1)] == [
+    ours = _cell("star", "cable", "lte", "datacenter")
+    assert [(hop.link, hop.side, hop.profile.name) for hop in route(ours, 0, 1)] == [
         (0, "up", "cable"),
         (1, "down", "lte"),
     ]
-    assert [(hop.link, hop.side) for hop in route(made, 1, 0)] == [(1, "up"), (0, "down")]
-    assert route(made, 1, 2)[1].pipe is None
+    assert [(hop.link, hop.side) for hop in route(ours, 1, 0)] == [(1, "up"), (0, "down")]
+    assert route(ours, 1, 2)[1].pipe is None
 
 
 def test_in_a_line_it_crosses_the_one_link_between_them() -> None:
-    made = _cell("line", "cable", "lte")
-    assert [(hop.link, hop.side, hop.pipe) for hop in route(made, 1, 2)] == [(1, "up", load_profile("lte").up)]
-    assert [(hop.link, hop.side, hop.pipe) for hop in route(made, 2, 1)] == [(1, "down", load_profile("lte").down)]
+    ours = _cell("line", "cable", "lte")
+    assert [(hop.link, hop.side, hop.pipe) for hop in route(ours, 1, 2)] == [(1, "up", load_profile("lte").up)]
+    assert [(hop.link, hop.side, hop.pipe) for hop in route(ours, 2, 1)] == [(1, "down", load_profile("lte").down)]
 
 
 def test_a_cells_id_changes_with_anything_in_it() -> None:
-    made = _cell("star", "cable")
-    assert made.id == _cell("star", "cable").id
-    assert made.id != _cell("line", "cable").id
+    ours = _cell("star", "cable")
+    assert ours.id == _cell("star", "cable").id
+    assert ours.id != _cell("line", "cable").id
     faster = (load_profile("cable", ["up.rate=40Mbit"]),)
-    assert made.model_copy(update={"profiles": faster}).id != made.id
-    assert made.id.startswith("fp32-cable-")
+    assert ours.model_copy(update={"profiles": faster}).id != ours.id
+    assert ours.id.startswith("fp32-cable-")
 
 
 def test_records_are_frozen() -> None:

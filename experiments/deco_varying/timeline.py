@@ -1,7 +1,7 @@
 """Two workers that exchange messages over one link whose rate moves: when everything happens, and what is chosen.
 
 Real TCP carries messages of the stated sizes in the guest kernel, on its virtual clock, and who chooses hears meanwhile
-what `replicas.live` would tell it. No choice depends on what is learned, so all of it is known before anything is.
+what a live run would tell it. No choice depends on what is learned, so all of it is known before anything is.
 """
 
 from __future__ import annotations

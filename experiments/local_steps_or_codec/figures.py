@@ -28,7 +28,7 @@ from testbed.metrics.curves import LossPoint
 from testbed.metrics.statistics import of_differences
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, Verdict, judge
-from testbed.play.replica_times import device_coding, worker_coding_ns
+from testbed.play.replicas import device_coding, worker_coding_ns
 from testbed.play.shapes import model_on_device
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.commands import codec_bench
-from testbed.commands.console import EngineFlag, choose_engine, out, table
+from testbed.commands.console import EngineFlag, choose_engine, need_clock_kernel, print_table, say
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def links(
 
     other = results.read_json(compare, accuracy.Accuracy) if compare else None
     chosen, reason = choose_engine(engine)
-    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    say(f"engine {chosen}: {reason}")
     measured = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
     if measured is not None and measured.engine != chosen:
         raise UserError(
@@ -53,7 +53,7 @@ def links(
     have = {result.point for result in measured.results}
     waiting = [point for point in accuracy.grid(chosen, quick=quick, busy=busy) if point not in have]
     minutes = sum(point.seconds() for point in waiting) / 60
-    out.print(f"{len(waiting)} points to measure, {len(have)} at hand: about {minutes:.0f} min", highlight=False)
+    say(f"{len(waiting)} points to measure, {len(have)} at hand: about {minutes:.0f} min")
     for file in (output, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
@@ -65,7 +65,7 @@ def links(
                 results.write_json(output, measured)
             verdict = result.error or ("PASS" if result.passed else "FAIL")
             took = f" in {result.certificate.seconds:.0f} s" if result.certificate else ""
-            out.print(f"{number}/{len(waiting)}  {point.name}: {verdict}{took}", highlight=False, soft_wrap=True)
+            say(f"{number}/{len(waiting)}  {point.name}: {verdict}{took}")
     _print_accuracy(measured, other)
     if page:
         page.write_text(drawn.accuracy_page([measured, other] if other else [measured]), encoding="utf8")
@@ -86,10 +86,8 @@ def clock(
     from testbed.net.certificate import accuracy
     from testbed.play.certify import certify_virtual
     from testbed.report.link_accuracy import VIRTUAL_HEADINGS, virtual_rows
-    from testbed.vm import find_clock_kernel
 
-    if (kernel := find_clock_kernel()) is None:
-        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    kernel = need_clock_kernel()
     points = [point for point in accuracy.grid("netem") if point.loss is None]
     certificates = certify_virtual([point.profile() for point in points], kernel)
     lines = virtual_rows(points, certificates)
@@ -99,7 +97,7 @@ def clock(
             csv.writer(file, lineterminator="\n").writerows([VIRTUAL_HEADINGS, *lines])
         paths.give_to_user(output)
     seconds = sum(certificate.seconds for certificate in certificates)
-    out.print(f"guest kernel {kernel.version}; {len(points)} links took {seconds:.0f} s of this machine's time")
+    say(f"guest kernel {kernel.version}; {len(points)} links took {seconds:.0f} s of this machine's time")
     if any(certificate.verdict != "PASS" for certificate in certificates):
         raise typer.Exit(1)
 
@@ -108,7 +106,7 @@ def _print_accuracy(measured: Accuracy, other: Accuracy | None) -> None:
     from testbed.report import link_accuracy as drawn
 
     for accuracy in (measured, other) if other else (measured,):
-        out.print(f"\n{drawn.machine_line(accuracy)}", highlight=False)
+        say(f"\n{drawn.machine_line(accuracy)}")
         for headings, lines in (
             (drawn.HEADINGS, drawn.accuracy_rows(accuracy)),
             (drawn.LOSS_HEADINGS, drawn.loss_accuracy_rows(accuracy)),
@@ -116,12 +114,9 @@ def _print_accuracy(measured: Accuracy, other: Accuracy | None) -> None:
             if lines:
                 _print_rows(headings, lines)
     if other:
-        out.print("\nthe engines against each other")
+        say("\nthe engines against each other")
         _print_rows(drawn.AGREEMENT_HEADINGS, drawn.agreement_rows(measured, other))
 
 
 def _print_rows(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    rows = table(*headings, right=tuple(headings[:-1]))
-    for line in lines:
-        rows.add_row(*line)
-    out.print(rows)
+    print_table(headings, lines, right=headings[:-1])

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.table import Table
 
+from testbed import paths
+from testbed.errors import CapabilityError, GuestKernelError, UnknownNameError, UserError
 from testbed.profiles import LinkProfile, buffer_remark
 from testbed.spec import Clock, Engine, Topology
+
+if TYPE_CHECKING:
+    from testbed.vm import GuestKernel
 
 _WHOLE = 10_000
 """Columns of what is not a terminal: a table has lines as long as it needs there, so that nothing of it is cut."""
@@ -29,6 +35,7 @@ ClockFlag = Annotated[
         "where that is possible."
     ),
 ]
+TopologyFlag = Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")]
 TimingFlag = Annotated[
     str,
     typer.Option(help="played: trained once, then played over each network; live: stages train over their links."),
@@ -66,6 +73,44 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return drawn
 
 
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Print rows under headings; the columns named in `right` are aligned to the right."""
+    drawn = table(*headings, right=tuple(right))
+    for row in rows:
+        drawn.add_row(*row)
+    out.print(drawn)
+
+
+def say(text: str, *, on: Console = out, style: str | None = None) -> None:
+    """Print a line as it stands: nothing in it is markup, nothing is highlighted, and a terminal does not break it."""
+    on.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def one_of(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise UnknownNameError where a flag's value is none of those that are known; `kind` says what they are."""
+    if name not in (names := list(known)):
+        raise UnknownNameError(kind, name, names)
+
+
+def need_clock_kernel() -> GuestKernel:
+    """Return the guest kernel with a virtual clock. UserError, which says how to build it, where there is none."""
+    from testbed import vm
+
+    if (kernel := vm.find_clock_kernel()) is None:
+        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    return kernel
+
+
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Translate what the system says against writing a file, and give the file to the user who called sudo."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {what} to {path}: {error.strerror}") from None
+    paths.give_to_user(path)
+
+
 def typed(*arguments: str) -> list[str]:
     """Return a command of this program as words for a shell."""
     return ["python", "-m", "testbed", *arguments]
@@ -78,7 +123,7 @@ def warn_of_buffers(networks: Iterable[tuple[Topology, Iterable[LinkProfile]]]) 
         paths.setdefault(2 if topology == "star" else 1, []).extend(profiles)
     for links_in_path, profiles in paths.items():
         if (remark := buffer_remark(profiles, links_in_path)) is not None:
-            out.print(remark, markup=False, highlight=False, soft_wrap=True)
+            say(remark)
 
 
 def choose_engine(engine: str) -> tuple[Engine, str]:
@@ -86,13 +131,11 @@ def choose_engine(engine: str) -> tuple[Engine, str]:
 
     From here on an ordinary user is in a user namespace where the machine allows it.
     """
-    from testbed.errors import UnknownNameError
     from testbed.net.machine import capabilities, rootless
 
     if os.geteuid() != 0:
         rootless.enter()
-    if engine not in ("auto", "netem", "relay"):
-        raise UnknownNameError("engine", engine, ("auto", "netem", "relay"))
+    one_of("engine", engine, ("auto", "netem", "relay"))
     return capabilities.resolve_engine(engine)  # type: ignore[arg-type]
 
 
@@ -102,10 +145,8 @@ def choose_clock(clock: str) -> tuple[Clock, str]:
     CapabilityError, which says what to do, where `virtual` was asked for and is not possible.
     """
     from testbed import vm
-    from testbed.errors import CapabilityError, GuestKernelError, UnknownNameError
 
-    if clock not in ("auto", "virtual", "real"):
-        raise UnknownNameError("clock", clock, ("auto", "virtual", "real"))
+    one_of("clock", clock, ("auto", "virtual", "real"))
     if clock == "real":
         return "real", "asked for"
     try:

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from testbed import devices, units
-from testbed.commands.console import out, table
+from testbed.commands.console import one_of, print_table, say
 from testbed.devices import record as recording
 from testbed.devices import this_machine
 from testbed.devices.device import Precision
-from testbed.errors import UnknownNameError, UserError
+from testbed.errors import UserError
 
 _PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
@@ -28,19 +28,15 @@ def list_devices(
         typer.echo(f"# {shown.name}\n{devices.write_device(shown)}", nl=False)
     else:
         columns = ("device", "memory", "fp32", "bf16 or fp16", "of it reached", "recorded", "what it is")
-        listing = table(*columns, right=columns[1:6])
+        rows = []
         for device in map(devices.load_device, sorted(devices.device_files())):
             speeds = (device.fp32, device.half)
-            listing.add_row(
-                device.name,
-                units.format_size(device.memory_bytes) if device.memory_bytes else "-",
-                *(units.format_flops(speed.peak_flops) if speed else "-" for speed in speeds),
-                ", ".join(f"{speed.utilisation:.0%}" for speed in speeds if speed) or "-",
-                str(len(device.recorded)),
-                device.summary,
-            )
-        out.print(listing)
-        out.print("python -m testbed devices NAME shows one in full, with sources.", highlight=False)
+            memory = units.format_size(device.memory_bytes) if device.memory_bytes else "-"
+            peaks = [units.format_flops(speed.peak_flops) if speed else "-" for speed in speeds]
+            reached = ", ".join(f"{speed.utilisation:.0%}" for speed in speeds if speed) or "-"
+            rows.append((device.name, memory, *peaks, reached, str(len(device.recorded)), device.summary))
+        print_table(columns, rows, right=columns[1:6])
+        say("python -m testbed devices NAME shows one in full, with sources.")
 
 
 def record(
@@ -57,36 +53,33 @@ def record(
     ] = False,
 ) -> None:
     """Measure how long each part of a model takes on this machine, for a device file that stages can be held to."""
-    if precision not in _PRECISIONS:
-        raise UnknownNameError("precision", precision, _PRECISIONS)
+    one_of("precision", precision, _PRECISIONS)
     wanted: Precision = "bf16" if precision == "bf16" else "fp32"
     if host:
         reached = this_machine.host(wanted, again=True)
         speed = reached.speed(wanted)
         assert speed is not None
-        out.print(
-            f"{reached.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread",
-            highlight=False,
-        )
-        out.print(f"kept in {this_machine.host_file()}", highlight=False, soft_wrap=True)
+        say(f"{reached.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread")
+        say(f"kept in {this_machine.host_file()}")
         return
-    if device not in ("cpu", "cuda"):
-        raise UnknownNameError("device to record on", device, ("cpu", "cuda"))
+    one_of("device to record on", device, ("cpu", "cuda"))
     if output is not None and output.suffix != ".toml":
         raise UserError(f"-o {output}: a device file's name ends with .toml")
     measured = recording.record_model(
         model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device
     )
     one = measured.recorded
-    out.print(
+    say(
         f"{measured.machine}: {one.model} in {one.precision}, {one.sequences} x {one.sequence_length} tokens, "
-        f"{one.software}",
-        highlight=False,
+        f"{one.software}"
     )
-    listing = table("part", "forward", "backward", "update", "", right=("forward", "backward", "update"))
-    for part, times in (("embedding", one.embedding), ("one layer", one.layer), ("norm, output layer, loss", one.head)):
-        listing.add_row(part, *map(units.format_time, (times.forward_ns, times.backward_ns, times.update_ns)), "")
-    out.print(listing)
+    parts = {"embedding": one.embedding, "one layer": one.layer, "norm, output layer, loss": one.head}
+    rows = [
+        (part, *map(units.format_time, (times.forward_ns, times.backward_ns, times.update_ns)), "")
+        for part, times in parts.items()
+    ]
+    headings = ("part", "forward", "backward", "update", "")
+    print_table(headings, rows, right=headings[1:4])
     if output is not None:
         recording.keep_recording(output, measured)
-        out.print(f"kept in {output}; use it with: compute.device = {str(output)!r}", highlight=False, soft_wrap=True)
+        say(f"kept in {output}; use it with: compute.device = {str(output)!r}")

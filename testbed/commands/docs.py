@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from testbed import paths
-from testbed.commands.console import out
+from testbed.commands.console import say
 from testbed.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -34,11 +34,11 @@ def docs(
         if not check:
             path.write_text(text, encoding="utf8", newline="")
             paths.give_to_user(path)
-        out.print(f"{path.relative_to(ROOT)} {'is stale' if check else 'generated'}", highlight=False, soft_wrap=True)
+        say(f"{path.relative_to(ROOT)} {'is stale' if check else 'generated'}")
     if not stale:
-        out.print("every page is as it is generated")
+        say("every page is as it is generated")
     elif check:
-        out.print("python -m testbed docs generates them", highlight=False)
+        say("python -m testbed docs generates them")
         raise typer.Exit(1)
 
 

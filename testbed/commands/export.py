@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands.console import out
+from testbed.commands.console import say
 from testbed.errors import UserError
 
 _FORMS = (
@@ -30,8 +30,4 @@ def export(
         raise UserError(f"there is no result folder {folder}; run a sweep first, or name another folder")
     place = output or folder / "export" / to
     written = exporting.export(folder, to, place)
-    out.print(
-        f"{to}: {len(written)} {'folders' if to == 'tensorboard' else 'files'} in {place}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"{to}: {len(written)} {'folders' if to == 'tensorboard' else 'files'} in {place}")

@@ -14,13 +14,23 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from testbed import profiles, units
-from testbed.commands.console import EngineFlag, choose_engine, out, table, typed, warn_of_buffers
+from testbed.commands.console import (
+    EngineFlag,
+    TopologyFlag,
+    choose_engine,
+    need_clock_kernel,
+    one_of,
+    out,
+    print_table,
+    say,
+    typed,
+    warn_of_buffers,
+)
 from testbed.errors import CapabilityError, TestbedError, UnknownNameError, UserError
 from testbed.frozen import explain
 
 if TYPE_CHECKING:
     from testbed.net.machine.capabilities import Capability
-    from testbed.profiles import LinkProfile
 
 _MESSAGES = ["256KiB", "4MiB"]
 _CLOCKS = ("real", "virtual")
@@ -36,16 +46,17 @@ def doctor() -> None:
         with contextlib.suppress(CapabilityError):
             rootless.enter()
     facts = remedies.facts()
-    out.print(f"{remedies.platform(facts)}, kernel {facts.release}", highlight=False)
-    rows = table("", "what", "found")
+    say(f"{remedies.platform(facts)}, kernel {facts.release}")
+    rows = []
     findings = (*capabilities.try_capabilities(), _clock_kernel())
     for finding in findings:
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
-        rows.add_row(mark, finding.name, escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
-    out.print(rows)
+        found = escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else ""))
+        rows.append((mark, finding.name, found))
+    print_table(("", "what", "found"), rows)
     missing = [finding.name for finding in findings if finding.needed and not finding.ok]
     ready, said = readiness(missing, virtual_clock=findings[-1].ok)
-    out.print(said if missing else f"{said}; --engine auto takes {choose_engine('auto')[0]}", highlight=False)
+    say(said if missing else f"{said}; --engine auto takes {choose_engine('auto')[0]}")
     if not ready:
         raise typer.Exit(1)
 
@@ -64,29 +75,29 @@ def _clock_kernel() -> Capability:
     from testbed import vm
     from testbed.net.machine.capabilities import Capability
 
-    name = "virtual clock"
-    if os.environ.get("TESTBED_GUEST") == "1":
-        return Capability(name=name, ok=True, needed=False, detail="a guest cannot run another", remedy="")
-    if (kernel := vm.find_clock_kernel()) is None:
-        try:
-            detail = f"{vm.virtual_clock()}: by the first sweep, or by python -m testbed vm --build"
-        except (TestbedError, OSError) as error:
-            detail = f"without its guest kernel sweeps take the real clock: {error}"
-            return Capability(name=name, ok=False, needed=False, detail=detail, remedy="")
-        return Capability(name=name, ok=True, needed=False, detail=detail, remedy="")
-    started = time.monotonic()
+    kernel, ok = vm.find_clock_kernel(), True
     try:
-        vm.try_kernel(kernel)
+        if os.environ.get("TESTBED_GUEST") == "1":
+            detail = "a guest cannot run another"
+        elif kernel is None:
+            detail = f"{vm.virtual_clock()}: by the first sweep, or by python -m testbed vm --build"
+        else:
+            started = time.monotonic()
+            vm.try_kernel(kernel)
+            took_s = time.monotonic() - started
+            detail = f"Linux {kernel.version}, boots, runs `true` and ends in {took_s:.1f} s"
     except (TestbedError, OSError) as error:
-        return Capability(name=name, ok=False, needed=False, detail=str(error), remedy="")
-    detail = f"Linux {kernel.version}, boots, runs `true` and ends in {time.monotonic() - started:.1f} s"
-    return Capability(name=name, ok=True, needed=False, detail=detail, remedy="")
+        ok, detail = (
+            False,
+            f"without its guest kernel sweeps take the real clock: {error}" if kernel is None else str(error),
+        )
+    return Capability(name="virtual clock", ok=ok, needed=False, detail=detail, remedy="")
 
 
 def stand(
     profile: Annotated[list[str], typer.Argument(help="Name or path of a profile: one for all links, or one a link.")],
     nodes: Annotated[int, typer.Option(help="How many nodes.")] = 2,
-    topology: Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")] = "star",
+    topology: TopologyFlag = "star",
     engine: EngineFlag = "auto",
 ) -> None:
     """Build a lab and let it stand until Ctrl-C, to try things by hand: `testbed shell node-0` opens a shell inside."""
@@ -94,36 +105,33 @@ def stand(
     from testbed.spec import Topology
     from testbed.sweep.environment import hold_machine
 
-    if topology not in get_args(Topology):
-        raise UnknownNameError("topology", topology, get_args(Topology))
+    one_of("topology", topology, get_args(Topology))
     wanted = tuple(profiles.load_profile(name) for name in profile)
     chosen, reason = choose_engine(engine)
-    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    say(f"engine {chosen}: {reason}")
     try:
         spec = LabSpec(topology=topology, profiles=wanted, nodes=nodes, engine=chosen, engine_reason=reason)
     except ValidationError as error:
         raise explain(error, LabSpec, "the lab asked for") from None
     with hold_machine(), Lab(spec) as lab:
-        rows = table("link", "profile", "from", "address", "to", "address")
-        for link in lab.links:
-            near, far = link.near, link.far
-            rows.add_row(link.name, link.profile.name, near.namespace, near.address, far.namespace, far.address)
-        out.print(rows)
+        ends = [(link, link.near, link.far) for link in lab.links]
+        print_table(
+            ("link", "profile", "from", "address", "to", "address"),
+            ((link.name, link.profile.name, a.namespace, a.address, b.namespace, b.address) for link, a, b in ends),
+        )
         if any(link.profile.varies for link in lab.links):
             lab.play()
-            out.print("schedules and traces play from now on", highlight=False)
-        out.print(
+            say("schedules and traces play from now on")
+        say(
             f"open a shell: {shlex.join(typed('shell', lab.nodes[0].name))}; "
-            f"take the lab down: Ctrl-C (process {os.getpid()})",
-            highlight=False,
-            soft_wrap=True,
+            f"take the lab down: Ctrl-C (process {os.getpid()})"
         )
         try:
             while True:
                 time.sleep(_LOOK_S)
                 lab.check()
         except KeyboardInterrupt:
-            out.print("taken down", highlight=False)
+            say("taken down")
 
 
 def shell(
@@ -142,10 +150,8 @@ def shell(
     if pid is not None and not (labs := [lab for lab in labs if lab.pid == pid]):
         raise UserError(f"process {pid} has no lab; `{shlex.join(typed('shell'))}` lists those that run")
     if not node:
-        rows = table("process", "started", "namespaces", right=("process",))
-        for lab in labs:
-            rows.add_row(str(lab.pid), lab.started, " ".join(lab.namespaces))
-        out.print(rows)
+        listed = [(str(lab.pid), lab.started, " ".join(lab.namespaces)) for lab in labs]
+        print_table(("process", "started", "namespaces"), listed, right=("process",))
         return
     lab = labs[0]
     if node not in lab.namespaces:
@@ -171,58 +177,39 @@ def link(
     ] = [],  # noqa: B006
 ) -> None:
     """Build one link, certify it, and print asked against measured."""
-    if clock not in _CLOCKS:
-        raise UnknownNameError("clock", clock, _CLOCKS)
-    if clock == "virtual":
-        if quick or pcap is not None or engine == "relay":
-            raise UserError("--clock virtual goes with neither --quick, --pcap nor --engine relay: leave them out")
-        return _link_on_virtual_clock(profiles.load_profile(profile, overrides), min(map(units.parse_size, message)))
+    one_of("clock", clock, _CLOCKS)
+    if clock == "virtual" and (quick or pcap is not None or engine == "relay"):
+        raise UserError("--clock virtual goes with neither --quick, --pcap nor --engine relay: leave them out")
+    from testbed.net.capture.transits import transits
     from testbed.net.lab import Lab, LabSpec
+    from testbed.play.certify import certify_virtual
     from testbed.report.certificates import certificate_summary, certificate_table
     from testbed.sweep.bounded_steps import reference_step
     from testbed.sweep.environment import hold_machine
 
     wanted = profiles.load_profile(profile, overrides)
-    warn_of_buffers([("line", [wanted])])
     sizes = [units.parse_size(size) for size in message]
-    chosen, reason = choose_engine(engine)
-    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    step = reference_step(wanted, chosen, min(sizes))
-    with (
-        hold_machine(),
-        Lab(LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)) as lab,
-    ):
-        certificate = lab.certify("quick" if quick else "full", sizes, pcap, step=step)
+    if clock == "virtual":
+        kernel = need_clock_kernel()
+        say(f"clock virtual: guest kernel {kernel.version}, engine netem")
+        (certificate,) = certify_virtual([wanted], kernel)
+        certificate = reference_step(wanted, "netem", min(sizes)).assess(certificate)
+    else:
+        warn_of_buffers([("line", [wanted])])
+        chosen, reason = choose_engine(engine)
+        say(f"engine {chosen}: {reason}")
+        step = reference_step(wanted, chosen, min(sizes))
+        asked = LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)
+        with hold_machine(), Lab(asked) as lab:
+            certificate = lab.certify("quick" if quick else "full", sizes, pcap, step=step)
     out.print(certificate_table(certificate))
     if pcap is not None:
-        from testbed.net.capture.transits import transits
-
-        rows = table(
-            "packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms", right=("sent", "arrived")
-        )
-        for transit in transits(pcap):
-            rows.add_row(
-                transit.name, str(transit.sent), str(transit.arrived), *(f"{value:.3f}" for value in transit.transit_ms)
-            )
-        out.print(rows)
-    out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)
-    if certificate.verdict != "PASS":
-        raise typer.Exit(1)
-    return None
-
-
-def _link_on_virtual_clock(wanted: LinkProfile, message_bytes: int) -> None:
-    from testbed.play.certify import certify_virtual
-    from testbed.report.certificates import certificate_summary, certificate_table
-    from testbed.sweep.bounded_steps import reference_step
-    from testbed.vm import find_clock_kernel
-
-    if (kernel := find_clock_kernel()) is None:
-        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
-    out.print(f"clock virtual: guest kernel {kernel.version}, engine netem", highlight=False)
-    (certificate,) = certify_virtual([wanted], kernel)
-    certificate = reference_step(wanted, "netem", message_bytes).assess(certificate)
-    out.print(certificate_table(certificate))
-    out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)
+        crossed = [
+            (each.name, str(each.sent), str(each.arrived), *(f"{value:.3f}" for value in each.transit_ms))
+            for each in transits(pcap)
+        ]
+        headings = ("packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms")
+        print_table(headings, crossed, right=headings[1:3])
+    say(certificate_summary(wanted.name, certificate))
     if certificate.verdict != "PASS":
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from testbed import devices
-from testbed.commands.console import out, table, warn_of_buffers
+from testbed.commands.console import out, print_table, say, warn_of_buffers
 from testbed.devices.device import Precision
 from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced, recipe_of
@@ -39,16 +39,16 @@ def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
 def print_means(agenda: conduct.Agenda, means: Means) -> None:
     """Print which clock and which engine the runs have, and why; and what is wrong with their links' buffers."""
     if any(cell.timing == "played" or cell.clock == "virtual" for cell in agenda.cells):
-        out.print(f"clock {means.clock}: {means.clock_reason}", highlight=False, soft_wrap=True)
+        say(f"clock {means.clock}: {means.clock_reason}")
     if any(cell.clock == "real" for cell in agenda.cells):
-        out.print(f"engine {means.engine}: {means.engine_reason}", highlight=False, soft_wrap=True)
+        say(f"engine {means.engine}: {means.engine_reason}")
     warn_of_buffers((cell.topology, cell.profiles) for cell in agenda.cells)
 
 
 def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     """Print the table of `testbed plan`, and what must be known before the sweep is started."""
     estimator = Estimator(folder, cache(devices.host))
-    rows = table("cell", "stages", "schedule", "micro-batches", "steps", "runs", "a run takes", "known from")
+    rows = []
     cells, repeats = agenda.cells, agenda.experiment.repeats
     tuning = conduct.untried(agenda.to_tune, folder, again=again)
     runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
@@ -66,36 +66,34 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             if kind and cell.timing == "played":
                 estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
             works, order = cell.parallelism.in_short
-            rows.add_row(
-                kind
-                + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),
-                works,
-                order,
-                f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches),
-                str(cell.training.steps),
-                f"{made} of {asked} done",
-                format_duration(estimate.seconds),
-                estimate.source,
-            )
-    out.print(rows)
+            name = cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"
+            parts = f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches)
+            takes = (format_duration(estimate.seconds), estimate.source)
+            rows.append((kind + name, works, order, parts, str(cell.training.steps), f"{made} of {asked} done", *takes))
+    headings = ("cell", "stages", "schedule", "micro-batches", "steps", "runs", "a run takes", "known from")
+    print_table(headings, rows)
     _print_trials(agenda)
     _print_paced(cells)
     made = sum(left[cell.id] == 0 for cell in cells)
     order = f", {agenda.experiment.order}" if repeats > 1 else ""
     wanted = sum(conduct.wanted_runs(cell, repeats) for cell in cells)
-    text = (
+    say(
         f"{len(cells)} cells, {wanted} runs{order}: {made} cells finished, {left.total()} runs to make, "
         f"about {format_duration(seconds)}"
     )
-    out.print(text, highlight=False, soft_wrap=True)
-    played = {recipe.id: recipe for cell in (*tuning, *runs) if cell.timing == "played" for recipe in [recipe_of(cell)]}
-    if recipes := untrained(played.values(), folder):
-        training_s = sum(map(estimator.training_s, recipes)) / len(os.sched_getaffinity(0))
-        text = (
-            f"before that: {len(recipes)} to train, about {format_duration(training_s)}, and durations to measure "
+    recipes, training_s = _trainings(estimator, (*tuning, *runs), folder)
+    if recipes:
+        say(
+            f"before that: {recipes} to train, about {format_duration(training_s)}, and durations to measure "
             "where they are not known"
         )
-        out.print(text, highlight=False, soft_wrap=True)
+
+
+def _trainings(estimator: Estimator, cells: Sequence[Cell], folder: Path) -> tuple[int, float]:
+    """Return how many trainings these cells lack, and the seconds that all of them take."""
+    played = {recipe.id: recipe for cell in cells if cell.timing == "played" for recipe in [recipe_of(cell)]}
+    recipes = untrained(played.values(), folder)
+    return len(recipes), sum(map(estimator.training_s, recipes)) / len(os.sched_getaffinity(0))
 
 
 def predicted(
@@ -105,9 +103,7 @@ def predicted(
     estimator = Estimator(folder, host)
     trials = conduct.untried(agenda.to_tune, folder)
     missing = [*trials, *conduct.missing_runs(agenda.cells, agenda.experiment, folder)]
-    recipes = {recipe.id: recipe for cell in missing if cell.timing == "played" for recipe in [recipe_of(cell)]}
-    to_train = untrained(recipes.values(), folder)
-    training_s = sum(map(estimator.training_s, to_train)) / len(os.sched_getaffinity(0))
+    _, training_s = _trainings(estimator, missing, folder)
     only_trained = {cell.id for cell in trials if cell.timing == "played"}
     to_run = [cell for cell in missing if cell.id not in only_trained]
     estimates = [estimate for cell in to_run if (estimate := estimator.estimate(cell)) is not None]
@@ -116,19 +112,16 @@ def predicted(
 
 def _print_trials(agenda: conduct.Agenda) -> None:
     asked = agenda.experiment.tune
-    if asked is None:
-        return None
-    if agenda.tuning is not None:
-        return print_tuning(agenda.tuning)
+    if asked is None or agenda.tuning is not None:
+        return None if agenda.tuning is None else print_tuning(agenda.tuning)
     arms = len({repr(trial.arm) for trial in agenda.trials})
     total = arms * len(asked.values) * len(asked.seeds)
     length = "of full length" if asked.steps is None else f"of {asked.steps} steps, {total * asked.steps} in all"
     wider = "" if asked.quick else f"; up to {asked.widen} more values for an arm whose best is an end"
-    text = (
+    return say(
         f"tuning: {asked.field} for each {', '.join(asked.arm)}: {arms} arms x {len(asked.values)} values x "
         f"{len(asked.seeds)} seeds = {total} runs {length}{wider}; the cells get what is chosen after tuning"
     )
-    return out.print(text, highlight=False, soft_wrap=True)
 
 
 def print_tuning(record: TuningRecord) -> None:
@@ -143,27 +136,24 @@ def print_tuning(record: TuningRecord) -> None:
         value = (
             f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
         )
-        out.print(f"tuned: {name}: {value} (mean loss {losses}){more}", markup=False, highlight=False, soft_wrap=True)
+        say(f"tuned: {name}: {value} (mean loss {losses}){more}")
     if (check := record.check) is not None:
         name = ", ".join(str(value) for value in check.arm.values() if value is not None)
         tau = "" if check.tau is None else f", rank correlation {check.tau:.2f}"
         regret = "" if check.regret is None else f"; the short runs' choice costs {check.regret:.4f} there"
         verdict = "rank values alike" if check.alike else "choose another value than full runs"
-        text = (
+        say(
             f"tuned with {record.steps} of {check.steps} steps, which {verdict}: for {name} {check.chosen} is best at "
             f"full length{tau}{regret}"
         )
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_paced(cells: Sequence[Cell]) -> None:
     """Print what this machine means for cells whose compute is paced."""
-    lines: dict[str, int] = {}
-    for cell in cells:
-        if isinstance(cell.compute, Paced) and cell.timing == "live" and cell.clock == "real":
-            text = on_this_machine(cell, devices.host(cell.workload.precision))
-            lines[text] = lines.get(text, 0) + 1
+    live = [cell for cell in cells if (cell.timing, cell.clock) == ("live", "real")]
+    paced = [cell for cell in live if isinstance(cell.compute, Paced)]
+    lines = Counter(on_this_machine(cell, devices.host(cell.workload.precision)) for cell in paced)
     for text, count in lines.items():
-        out.print(f"paced, {count} cells: {text}", highlight=False, soft_wrap=True)
+        say(f"paced, {count} cells: {text}")
     for dilation in sorted({cell.compute.dilation for cell in cells} - {1}):
-        out.print(devices.caveat(dilation), highlight=False, soft_wrap=True)
+        say(devices.caveat(dilation))

@@ -13,8 +13,17 @@ import typer
 from pydantic import ValidationError
 
 from testbed import paths, profiles, units
-from testbed.commands.console import EngineFlag, choose_engine, out, table, warn_of_buffers
-from testbed.errors import LabError, SpecError, UnknownNameError, UserError
+from testbed.commands.console import (
+    EngineFlag,
+    TopologyFlag,
+    choose_engine,
+    need_clock_kernel,
+    one_of,
+    print_table,
+    say,
+    warn_of_buffers,
+)
+from testbed.errors import LabError, SpecError
 from testbed.frozen import explain
 from testbed.play.split import StepSplit, repeated, step_split
 from testbed.play.trace import Trace
@@ -36,7 +45,7 @@ def play(
     profile: Annotated[
         list[str], typer.Option(help="Links: a profile for all, or A+B+C, one each. Give several to compare them.")
     ],
-    topology: Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")] = "star",
+    topology: TopologyFlag = "star",
     clock: Annotated[str, typer.Option(help="virtual, real, or auto: virtual where its kernel is at hand.")] = "auto",
     engine: EngineFlag = "auto",
     link_seeds: Annotated[int, typer.Option(help="How often links that lose or vary are drawn anew.", min=1)] = 1,
@@ -47,26 +56,23 @@ def play(
     ] = None,
 ) -> None:
     """Play a job's trace over links: how long its steps take, what each node does meanwhile, and what crosses."""
+    from testbed import vm
     from testbed.play.guests import play_jobs
     from testbed.sweep.environment import hold_machine
 
-    if topology not in get_args(Topology):
-        raise UnknownNameError("topology", topology, get_args(Topology))
-    if clock not in _CLOCKS:
-        raise UnknownNameError("clock", clock, _CLOCKS)
+    one_of("topology", topology, get_args(Topology))
+    one_of("clock", clock, _CLOCKS)
     trace = _load(file, flops)
     again = repeat or (_AGAIN if trace.steps == 1 else 1)
     if again > 1:
         trace = repeated(trace, again)
-        _say(f"the trace is played {again} times in a row")
-    kernel = None if clock == "real" else _clock_kernel()
-    if clock == "virtual" and kernel is None:
-        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+        say(f"the trace is played {again} times in a row")
+    kernel = need_clock_kernel() if clock == "virtual" else vm.find_clock_kernel() if clock == "auto" else None
     with tempfile.TemporaryDirectory(prefix="testbed-play-") as name:
         folder = Path(name)
         trace.write(folder / "trace")
         jobs = _jobs(trace, folder, profile, topology, link_seeds, output, "netem" if kernel else engine)
-        _say(_clock_words(clock, kernel))
+        say(_clock_words(clock, kernel))
         warn_of_buffers((job.lab.topology, job.lab.profiles) for job in jobs)
         with nullcontext() if kernel else hold_machine():
             outcomes = play_jobs(
@@ -82,10 +88,6 @@ def play(
                 paths.give_to_user(path)
 
 
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _load(file: Path, flops: str | None) -> Trace:
     from testbed.play.chakra import load_chakra
     from testbed.play.check import load_trace
@@ -98,12 +100,6 @@ def _load(file: Path, flops: str | None) -> Trace:
     if not any(map(len, trace.lanes)):
         raise SpecError(f"{file} has no operations, so there is nothing to play")
     return trace
-
-
-def _clock_kernel() -> GuestKernel | None:
-    from testbed import vm
-
-    return vm.find_clock_kernel()
 
 
 def _clock_words(clock: str, kernel: GuestKernel | None) -> str:
@@ -146,7 +142,7 @@ def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str]) -> No
 
     ideal = step_ends(trace, play_unlinked(trace), trace.steps)
     ideal_ns = (ideal[-1] - ideal[0]) / (trace.steps - 1) if trace.steps > 1 else ideal[-1]
-    rows = table("links", "step", "without a network", "sent per step", "known from")
+    rows = []
     splits: list[StepSplit] = []
     left = list(jobs)
     for network in networks:
@@ -159,9 +155,9 @@ def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str]) -> No
         if len(plays) > 1:
             step += f" ({units.format_time(min(steps_ns))} to {units.format_time(max(steps_ns))})"
         sent = units.format_size(mean(split.sent_bytes for split in here))
-        rows.add_row(network, step, units.format_time(ideal_ns), sent, _source(here, plays[0].steady))
+        rows.append((network, step, units.format_time(ideal_ns), sent, _source(here, plays[0].steady)))
         splits += here[:1]
-    out.print(rows)
+    print_table(("links", "step", "without a network", "sent per step", "known from"), rows)
     if len(networks) == 1:
         _print_nodes(trace, splits[0])
 
@@ -179,9 +175,9 @@ def _source(splits: Sequence[StepSplit], steady: tuple[int, int] | None) -> str:
 
 def _print_nodes(trace: Trace, split: StepSplit) -> None:
     columns = ("works", "waits for messages", "waits for others", "sent per step", "received per step")
-    rows = table("node", *columns, right=columns[:-1])
+    rows = []
     for name, node in zip(trace.nodes, split.nodes, strict=True):
         times = (node.works_ns, node.waits_for_messages_ns, node.waits_for_events_ns)
         sizes = (node.sent_bytes, node.received_bytes)
-        rows.add_row(name, *map(units.format_time, times), *map(units.format_size, sizes))
-    out.print(rows)
+        rows.append((name, *map(units.format_time, times), *map(units.format_size, sizes)))
+    print_table(("node", *columns), rows, right=columns[:-1])

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed import paths
-from testbed.commands.console import ResultsFlag, out, table, warn_of_buffers
-from testbed.errors import UserError
+from testbed.commands.console import ResultsFlag, need_clock_kernel, print_table, say, warn_of_buffers
 
 
 def predict(
@@ -26,18 +25,14 @@ def predict(
     from testbed import csv_rows
     from testbed.sweep import churned
     from testbed.sweep import predict as predicting
-    from testbed.vm import find_clock_kernel
 
     planned = predicting.plan_cells(name, quick=quick)
     warn_of_buffers((each.cell.topology, each.cell.profiles) for each in planned)
     folder = results / (Path(name).resolve().parent.name if name.endswith(".toml") else name)
-    if (kernel := find_clock_kernel()) is None:
-        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    kernel = need_clock_kernel()
 
     def play(cells: Sequence[predicting.Planned]) -> None:
-        predicting.play_missing(
-            cells, folder, kernel, say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True)
-        )
+        predicting.play_missing(cells, folder, kernel, say=say)
 
     play(planned)
     frame = predicting.predictions(planned, folder)
@@ -46,17 +41,16 @@ def predict(
     if rounds := churned.play_rounds(planned, play, lambda cell: predicting.result_of(cell, folder)):
         csv_rows.write_rows(folder / churned.FILE, churned.RoundRow._fields, rounds, digits=9)
         paths.give_to_user(folder / churned.FILE)
-    rows = table("grid", "cell", "step", "ideal", "known from", right=("step", "ideal"))
+    rows = []
     for row in frame.itertuples():
         step = "not played" if row.step_s != row.step_s else f"{row.step_s:.4g} s"
         ideal = "not known" if row.ideal_s != row.ideal_s else f"{row.ideal_s:.4g} s"
-        rows.add_row(row.grid, row.cell, step, ideal, _source(row))
-    out.print(rows)
+        rows.append((row.grid, row.cell, step, ideal, _source(row)))
+    print_table(("grid", "cell", "step", "ideal", "known from"), rows, right=("step", "ideal"))
     if unsettled := int(frame.unsettled.sum()):
-        out.print(
+        say(
             f"{unsettled} of these cells are not settled: their steps still drift by more than "
-            f"{predicting.SETTLED:.0%} of a step, so that more of them would say otherwise. State more steps.",
-            soft_wrap=True,
+            f"{predicting.SETTLED:.0%} of a step, so that more of them would say otherwise. State more steps."
         )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed import profiles
-from testbed.commands.console import out
+from testbed.commands.console import out, say
 from testbed.errors import UserError
 from testbed.profiles.link_profile import LinkProfile
 from testbed.profiles.profiles_page import profile_line
@@ -39,7 +39,7 @@ def list_profiles(
         out.print(
             profile_table([profiles.load_profile(known) for known in sorted(profiles.profile_files())], out.width)
         )
-        out.print("python -m testbed profiles NAME shows one in full.", highlight=False)
+        say("python -m testbed profiles NAME shows one in full.")
 
 
 def profile_table(listed: list[LinkProfile], width: int) -> Table:

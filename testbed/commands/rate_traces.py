@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from testbed import paths, units
-from testbed.commands.console import out
-from testbed.errors import SpecError, UserError
+from testbed import units
+from testbed.commands.console import say, writing
+from testbed.errors import SpecError
 from testbed.profiles import trace, trace_sources
 
 app = typer.Typer(
@@ -68,21 +68,16 @@ def show(file: Annotated[Path, typer.Argument(help="A rate trace.")]) -> None:
 
 
 def _write(times: tuple[int, ...], output: Path) -> None:
-    try:
+    with writing("the trace", output):
         output.write_text(trace.format_trace(times), encoding="ascii")
-    except OSError as error:
-        raise UserError(f"cannot write the trace to {output}: {error.strerror}") from None
-    paths.give_to_user(output)
     _tell(output, times)
 
 
 def _tell(file: Path, times: tuple[int, ...]) -> None:
     seconds = trace.bin_rates(times, 1000)
     whole = seconds[: max(1, times[-1] // 1000)]  # the rest of a second says little
-    out.print(
+    say(
         f"{file}: {times[-1] / 1000:g} s, {len(times):,} packets of {trace.OPPORTUNITY_BYTES} bytes, "
         f"{units.format_rate(trace.mean_rate_bps(times))} on average; "
-        f"slowest second {units.format_rate(min(whole))}, fastest {units.format_rate(max(whole))}",
-        highlight=False,
-        soft_wrap=True,
+        f"slowest second {units.format_rate(min(whole))}, fastest {units.format_rate(max(whole))}"
     )

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed import paths, process
-from testbed.commands.console import ResultsFlag, err, out, table
+from testbed.commands.console import ResultsFlag, err, out, say, table
 from testbed.errors import TestbedError, UnknownNameError
+from testbed.units import format_duration
 
 if TYPE_CHECKING:
     from testbed.devices import ComputeDevice
@@ -64,12 +65,8 @@ def reproduce(
         else:
             _print_verdicts(experiment, quick=quick)
     if failed:
-        err.print(
-            f"testbed: failed: a step of {', '.join(failed)}; the same command goes on with what is missing",
-            style="red",
-            highlight=False,
-            soft_wrap=True,
-        )
+        lost = f"a step of {', '.join(failed)}; the same command goes on with what is missing"
+        say(f"testbed: failed: {lost}", on=err, style="red")
         raise typer.Exit(min(failed.values()))
     return None
 
@@ -77,20 +74,22 @@ def reproduce(
 # ------------------------------------------------------------------ steps
 def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
     """Run the steps of an experiment; the exit status of the first that fails, or 0."""
+    from testbed.report.claims import FILE
+
     for folder in (experiment.all_results, experiment.results, experiment.output):
         folder.mkdir(parents=True, exist_ok=True)
         paths.give_to_user(folder)
-    _claims_file(experiment).unlink(missing_ok=True)  # verdicts are those of the results that are here now
+    (experiment.output / FILE).unlink(missing_ok=True)  # verdicts are those of the results that are here now
     for number, step in enumerate(experiment.steps):
         stamp = experiment.output / f".step-{number}"
         if step.keeps and not again and stamp.is_file() and stamp.read_text("utf8") == experiment.stamp(step):
-            out.print(f"{step.words[0]}: done before; --again runs it again", highlight=False)
+            say(f"{step.words[0]}: done before; --again runs it again")
             continue
         command = step.command(experiment.all_results, quick=quick)
-        out.print(f"$ {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
+        say(f"$ {shlex.join(command)}")
         began = time.monotonic()
         status = _run(command)
-        out.print(f"{step.words[0]}: {time.monotonic() - began:.0f} s, exit status {status}", highlight=False)
+        say(f"{step.words[0]}: {time.monotonic() - began:.0f} s, exit status {status}")
         if status:
             return status if status == 2 else 1
         if step.keeps:
@@ -120,12 +119,6 @@ def _run(command: Sequence[str]) -> int:
 
 
 # ------------------------------------------------------------------ verdicts
-def _claims_file(experiment: Reproduction) -> Path:
-    from testbed.report.claims import FILE
-
-    return experiment.output / FILE
-
-
 def _claims(path: Path) -> list[Claim]:
     from testbed.report.claims import read_claims
 
@@ -135,20 +128,19 @@ def _claims(path: Path) -> list[Claim]:
 def _print_verdicts(experiment: Reproduction, *, quick: bool) -> None:
     from testbed.report.claims import FILE, ours
 
-    claims = _claims(_claims_file(experiment))
+    claims = _claims(experiment.output / FILE)
     kept = {(claim.claim, claim.source): claim.verdict for claim in _claims(experiment.folder / FILE)}
     for claim in claims:
         before = kept.get((claim.claim, claim.source), claim.verdict)
         differs = "" if before == claim.verdict or quick else f" (committed: {before})"
         published = f"{claim.source}: {claim.published}; " if claim.published else f"{claim.source}; "
-        text = f"{claim.verdict}{differs}: {claim.claim} [{published}here {ours(claim)}]"
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
-        out.print(f"  {claim.why}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{claim.verdict}{differs}: {claim.claim} [{published}here {ours(claim)}]")
+        say(f"  {claim.why}")
     if not claims:
-        out.print("no claim was judged from these results", highlight=False)
+        say("no claim was judged from these results")
     elif quick:
-        out.print("this was the short form: it shows that everything works, and its verdicts mean nothing")
-    out.print(f"figures and CSVs: {experiment.output}", markup=False, highlight=False, soft_wrap=True)
+        say("this was the short form: it shows that everything works, and its verdicts mean nothing")
+    say(f"figures and CSVs: {experiment.output}")
 
 
 # ------------------------------------------------------------------ list
@@ -165,15 +157,11 @@ def _list(experiments: Sequence[Reproduction], *, quick: bool) -> None:
             todo, takes_s = _outlook(experiment, step, host, quick=quick)
             left += [todo] if todo else []
             seconds += takes_s
-        rows.add_row(
-            experiment.name,
-            ", ".join(left) or "nothing",
-            _duration(seconds),
-            _counted(_claims(experiment.folder / FILE)),
-            _counted(_claims(_claims_file(experiment))),
-        )
+        counts = (_counted(_claims(path)) for path in (experiment.folder / FILE, experiment.output / FILE))
+        takes = format_duration(seconds) if seconds else ""
+        rows.add_row(experiment.name, ", ".join(left) or "nothing", takes, *counts)
     out.print(rows)
-    out.print("python -m testbed reproduce NAME makes its numbers again", highlight=False)
+    say("python -m testbed reproduce NAME makes its numbers again")
 
 
 def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -> tuple[str, float]:
@@ -209,9 +197,3 @@ def _missing(experiment: Reproduction, step: Step, *, quick: bool) -> str:
 def _counted(claims: Sequence[Claim]) -> str:
     counts = Counter(claim.verdict for claim in claims)
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none"
-
-
-def _duration(seconds: float) -> str:
-    from testbed.units import format_duration
-
-    return format_duration(seconds) if seconds else ""

@@ -22,9 +22,11 @@ from testbed.commands.console import (
     choose_clock,
     choose_engine,
     err,
+    one_of,
     out,
+    say,
 )
-from testbed.errors import CapabilityError, StageError, TestbedError, UnknownNameError, UserError
+from testbed.errors import CapabilityError, StageError, TestbedError, UserError
 from testbed.spec import Timing
 
 if TYPE_CHECKING:
@@ -60,15 +62,15 @@ def plan(
     folder = results / loaded.name
     stored.check_folder(folder)
     agenda, means = _agenda(loaded, choice, folder, engine, clock, again=again)
-    out.print(loaded.question, highlight=False, soft_wrap=True)
+    say(loaded.question)
     planned.print_means(agenda, means)
     planned.print_plan(agenda, folder, again=again)
 
 
 def _with_timing(timing: str, overrides: list[str]) -> list[str]:
     """Return the overrides with the flag --timing among them."""
-    if timing and timing not in get_args(Timing):
-        raise UnknownNameError("timing", timing, get_args(Timing))
+    if timing:
+        one_of("timing", timing, get_args(Timing))
     return [*([f"timing={timing}"] if timing else []), *overrides]
 
 
@@ -235,7 +237,7 @@ def _sweep(
         planned.print_tuning(agenda.tuning)
     runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
-        out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
+        say(f"{finished} of {len(agenda.cells)} cells are finished already")
     if not (choice.cells and (folder / "sweep.json").exists()):
         stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
@@ -243,24 +245,21 @@ def _sweep(
     out.print(tables.terminal_table(made))
     for group in collect.groups(collect.read_runs(made)):
         for sentence in conclusions(group)[:1]:
-            out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            say(sentence)
     failures += [] if choice.cells else _check_live(agenda, means, folder, engine)
     if report:
         from testbed.report.index import write_index
 
         _report(folder, folder / "report.html", results / "index.html")
-        out.print(f"all results: {write_index(results)}", highlight=False, soft_wrap=True)
+        say(f"all results: {write_index(results)}")
     if failures:
         lost = f"{len(failures)} of {len(runs)} runs; the same command tries them again"
-        err.print(f"testbed: failed: {lost}", style="red", highlight=False)
+        say(f"testbed: failed: {lost}", on=err, style="red")
         raise typer.Exit(min(error.exit_status for error in failures))
     if agenda.tuning and not all(arm.left for arm in agenda.tuning.arms):
         lost = ", ".join(str(value) for arm in agenda.tuning.arms if not arm.left for value in arm.arm.values())
-        text = (
-            f"testbed: not run: {lost}; no value of {agenda.tuning.field} that was tried led to a finite loss; state "
-            "smaller ones"
-        )
-        err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+        why = f"no value of {agenda.tuning.field} that was tried led to a finite loss; state smaller ones"
+        say(f"testbed: not run: {lost}; {why}", on=err, style="red")
         raise typer.Exit(StageError.exit_status)
 
 
@@ -281,7 +280,7 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
     except CapabilityError as error:
         record = record.model_copy(update={"live_reason": f"There was no live check: {error}"})
         stored.write_json(folder / "sweep.json", record)
-        out.print(record.live_reason, highlight=False, soft_wrap=True)
+        say(record.live_reason)
         return []
     kept = folder / "calibration.json"
     costs = stored.read_json(kept, Calibration).recipes if kept.exists() else {}
@@ -289,11 +288,11 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
     ids = {twin.id: played for played, twin in twins.items()}
     stored.write_json(folder / "sweep.json", record.model_copy(update={"live_checks": ids}))
     missing = [twin for twin in twins.values() if stored.finished(folder, twin.id) is None]
-    out.print(f"live checks, engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    say(f"live checks, engine {chosen}: {reason}")
     live = means._replace(engine=chosen, engine_reason=reason)
     failures = conduct.make_runs(missing, folder, live, planned.progress_into(folder))
     for sentence in live_sentences(folder, stored.last_sweep(folder)):
-        out.print(sentence, highlight=False, soft_wrap=True)
+        say(sentence)
     return failures
 
 
@@ -322,13 +321,13 @@ def report(
     if gantt is not None:
         from testbed.report.page import draw_gantt
 
-        out.print(f"gantt: {draw_gantt(folder, gantt, folder / 'figures')}", highlight=False, soft_wrap=True)
+        say(f"gantt: {draw_gantt(folder, gantt, folder / 'figures')}")
     elif against is not None:
         from testbed.report.against import write_against
 
-        out.print(f"comparison: {write_against(folder, against)}", highlight=False, soft_wrap=True)
+        say(f"comparison: {write_against(folder, against)}")
     elif index.sweeps(folder):
-        out.print(f"index: {index.write_index(folder)}", highlight=False, soft_wrap=True)
+        say(f"index: {index.write_index(folder)}")
     else:
         out.print(tables.terminal_table(collect.latest(folder, stored.last_sweep(folder).cells)))
         known = folder.resolve().parent / "index.html"
@@ -338,4 +337,4 @@ def report(
 def _report(folder: Path, page: Path, index: Path | None) -> None:
     from testbed.report.page import write_report
 
-    out.print(f"report: {write_report(folder, page, index)}", highlight=False, soft_wrap=True)
+    say(f"report: {write_report(folder, page, index)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from testbed import paths, units
-from testbed.commands.console import out, table
+from testbed.commands.console import print_table, say, writing
 from testbed.errors import SpecError, UserError
 from testbed.play import totals
 from testbed.play.check import load_trace
@@ -41,12 +42,12 @@ def show(
         _check_step(trace, step, str(file))
         return _print_step(trace, step)
     counts = totals.operations_by_kind(trace)
-    _say(
+    say(
         f"{file}: {len(trace.nodes)} nodes, {len(trace.lanes)} lanes, {trace.steps} steps, "
         f"{sum(counts.values()):,} operations ({', '.join(f'{count:,} {kind}' for kind, count in counts.items())})"
     )
     for key, value in trace.about.items():
-        _say(f"{key}: {value}")
+        say(f"{key}: {value}")
     if trace.steps:
         _print_lanes(trace)
         _print_work(trace)
@@ -79,14 +80,10 @@ def draw(
     _check_step(trace, step, str(file))
     last = min(step + steps, trace.steps)
     lanes = play_unlinked(trace, last) if when is None else _as_played(trace, when, last, str(played))
-    try:
-        with style.applied():
-            drawing = trace_chart(trace, lanes, step, last, how, str(played or file))
-            drawing.figure.savefig(output)
-    except OSError as error:
-        raise UserError(f"cannot write the picture to {output}: {error.strerror}") from None
-    paths.give_to_user(output)
-    _say(f"{drawing.title}. {drawing.caption} -> {output}")
+    with writing("the picture", output), style.applied():
+        drawing = trace_chart(trace, lanes, step, last, how, str(played or file))
+        drawing.figure.savefig(output)
+    say(f"{drawing.title}. {drawing.caption} -> {output}")
 
 
 @app.command("export")
@@ -98,13 +95,11 @@ def export_chakra(
     from testbed.play.chakra import save_chakra
 
     trace = load_trace(file)
-    try:
+    with writing("the Chakra trace", output):
         written = save_chakra(trace, output)
-    except OSError as error:
-        raise UserError(f"cannot write the Chakra trace to {output}: {error.strerror}") from None
     for path in written:
         paths.give_to_user(path)
-    _say(f"{len(written)} files: {written[0]} to {written[-1].name}")
+    say(f"{len(written)} files: {written[0]} to {written[-1].name}")
 
 
 @app.command("import")
@@ -133,16 +128,9 @@ def join_ranks(
 
 
 def _write(trace: Trace, output: Path) -> None:
-    try:
+    with writing("the trace", output):
         trace.write(output)
-    except OSError as error:
-        raise UserError(f"cannot write the trace to {output}: {error.strerror}") from None
-    paths.give_to_user(output)
     show(output)
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _as_played(trace: Trace, played: Played, steps: int, where: str) -> tuple[PlayedLane, ...]:
@@ -164,55 +152,52 @@ def _check_step(trace: Trace, step: int, where: str) -> None:
 
 
 def _print_lanes(trace: Trace) -> None:
-    rows = table("node", "lane", "operations per step", right=("operations per step",))
     shapes = dict.fromkeys(
         (trace.nodes[lane.node], lane.name, f"{len(lane) / trace.steps:,.6g}") for lane in trace.lanes
     )
-    for shape in list(shapes)[:_MOST_ROWS]:
-        rows.add_row(*shape)
-    out.print(rows)
-    _say_left_out(len(shapes), "lanes")
+    _print_some(("node", "lane", "operations per step"), list(shapes), "lanes")
 
 
 def _print_work(trace: Trace) -> None:
-    rows = table("work", "per step, all nodes", "busiest node", "per step", right=("per step, all nodes",))
+    rows = []
     for total in totals.work_by_label(trace):
         most = total.ns_by_node.index(max(total.ns_by_node))
         every = units.format_time(sum(total.ns_by_node) / trace.steps)
         busiest = units.format_time(total.ns_by_node[most] / trace.steps)
-        rows.add_row(trace.labels[total.label], every, trace.nodes[most], busiest)
-    out.print(rows)
+        rows.append((trace.labels[total.label], every, trace.nodes[most], busiest))
+    headings = ("work", "per step, all nodes", "busiest node", "per step")
+    print_table(headings, rows, right=headings[1:2])
 
 
 def _print_pairs(trace: Trace) -> None:
-    pairs = totals.bytes_by_pair(trace)
-    rows = table("from", "to", "messages per step", "per step", right=("messages per step",))
-    for pair in sorted(pairs, key=lambda pair: -pair.payload_bytes)[:_MOST_ROWS]:
+    rows = []
+    for pair in sorted(totals.bytes_by_pair(trace), key=lambda pair: -pair.payload_bytes):
         count, size = pair.messages / trace.steps, units.format_size(pair.payload_bytes / trace.steps)
-        rows.add_row(trace.nodes[pair.sender], trace.nodes[pair.receiver], f"{count:,.6g}", size)
-    out.print(rows)
-    _say_left_out(len(pairs), "pairs of nodes, which send less")
+        rows.append((trace.nodes[pair.sender], trace.nodes[pair.receiver], f"{count:,.6g}", size))
+    _print_some(("from", "to", "messages per step", "per step"), rows, "pairs of nodes, which send less")
 
 
-def _say_left_out(count: int, what: str) -> None:
-    if count > _MOST_ROWS:
-        _say(f"... and {count - _MOST_ROWS} more {what}")
+def _print_some(headings: Sequence[str], rows: Sequence[Sequence[str]], what: str) -> None:
+    """Print the first rows, whose third column is a number, and how many there are besides."""
+    print_table(headings, rows[:_MOST_ROWS], right=headings[2:3])
+    if len(rows) > _MOST_ROWS:
+        say(f"... and {len(rows) - _MOST_ROWS} more {what}")
 
 
 def _print_unlinked(trace: Trace) -> None:
     operations = sum(map(len, trace.lanes))
     steps = max(1, min(trace.steps, _MOST_OPERATIONS * trace.steps // max(operations, 1)))
     last = step_ends(trace, play_unlinked(trace, steps), steps)[-1]
-    _say(f"a step takes {units.format_time(last / steps)} if messages take no time (mean of the first {steps})")
+    say(f"a step takes {units.format_time(last / steps)} if messages take no time (mean of the first {steps})")
 
 
 def _print_step(trace: Trace, step: int) -> None:
-    rows = table("node", "lane", "number", "operation", "label", "what", right=("number",))
+    rows = []
     for lane in trace.lanes:
         for number, operation in enumerate(lane.operations(step)):
             what = (KINDS[operation.kind], trace.labels[operation.label], _words(trace, operation))
-            rows.add_row(trace.nodes[lane.node], lane.name, str(number), *what)
-    out.print(rows)
+            rows.append((trace.nodes[lane.node], lane.name, str(number), *what))
+    print_table(("node", "lane", "number", "operation", "label", "what"), rows, right=("number",))
 
 
 def _words(trace: Trace, operation: Operation) -> str:

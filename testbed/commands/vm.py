@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.commands.console import out
+from testbed.commands.console import say
 from testbed.errors import SpecError, UserError
 
 if TYPE_CHECKING:
@@ -50,33 +50,30 @@ def vm(
         raise SpecError("nothing to do; write -- and a command to run in the guest, or give --build or --kernel")
     if kernel is not None:
         taken = guest.import_kernel(kernel)
-        out.print(f"Linux {taken.version} with a virtual clock is in {taken.folder}", highlight=False, soft_wrap=True)
+        say(f"Linux {taken.version} with a virtual clock is in {taken.folder}")
     elif build:
         _build()
     if export is not None:
         guest.export_kernel(_clock_kernel(), export)
-        out.print(f"{export}: {export.stat().st_size / 1e6:.2f} MB", highlight=False, soft_wrap=True)
+        say(f"{export}: {export.stat().st_size / 1e6:.2f} MB")
     if not command:
         return
-    raise typer.Exit(
-        guest.run_in_guest(
-            _clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
-        )
-    )
+    with guest.start_guest(
+        _clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
+    ) as running:
+        raise typer.Exit(running.wait())
 
 
 def _build() -> None:
     from testbed import vm as guest
 
     known = guest.find_clock_kernel()
-    kernel = known or guest.build_kernel(say=lambda line: out.print(line, highlight=False, soft_wrap=True))
+    kernel = known or guest.build_kernel(say=say)
     started = time.monotonic()
     guest.try_kernel(kernel)
-    out.print(
+    say(
         f"Linux {kernel.version} with a virtual clock {'was here already' if known else 'was built'}; it boots, runs "
-        f"`true` and ends in {time.monotonic() - started:.1f} s",
-        highlight=False,
-        soft_wrap=True,
+        f"`true` and ends in {time.monotonic() - started:.1f} s"
     )
 
 

@@ -23,6 +23,8 @@ from testbed.message_key import Phase
 class ContextParallel(JobKind):
     """Nodes that train together, in the order of their chunks."""
 
+    computes = ("forward", "backward")
+
     nodes: int = Field(ge=1)
     layers: int = Field(ge=1)
     """The model's; a program has to know them."""
@@ -51,10 +53,6 @@ class ContextParallel(JobKind):
             "" if self.subspace is None else f", {'fixed' if self.fixed else 'learned'} subspace {self.subspace}"
         )
         return f"{self.nodes} chunks", f"context, {self.exchange}{constrained}"
-
-    @property
-    def computes(self) -> Sequence[str]:
-        return ("forward", "backward")
 
     @property
     def played(self) -> ContextParallel:

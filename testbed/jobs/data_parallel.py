@@ -71,6 +71,12 @@ class DataParallelJob:
         workers = tuple(f"worker {worker}" for worker in range(self.workers))
         return (*workers, "server") if self.exchange == "star" else workers
 
+    def hop(self, place: int, key: Key) -> int:
+        """Return in which round of an exchange a place first sends what it encodes."""
+        if self.exchange != "all-reduce":
+            return 0
+        return (place - key.part) % self.workers if key.what == "gradient" else self.workers - 1
+
     def program(self, place: int, first_step: int = 0) -> Program:
         """Return what a worker or the server does, from that step on. It returns why training ended: 'steps',
         'target' or 'asked'.

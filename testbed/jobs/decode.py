@@ -33,6 +33,9 @@ _TURN = struct.Struct("<HH")
 class Decoding(JobKind):
     """Stages that decode together."""
 
+    unit = "stage"
+    counts = "turn"
+
     stages: int = Field(ge=2)
     layers: tuple[int, ...] | None = None
     """Layers of each stage; not stated: as even as can be."""
@@ -59,14 +62,6 @@ class Decoding(JobKind):
     def places(self) -> Sequence[str]:
         """The names of the stages."""
         return tuple(f"stage {stage}" for stage in range(self.stages))
-
-    @property
-    def unit(self) -> str:
-        return "stage"
-
-    @property
-    def counts(self) -> str:
-        return "turn"
 
     @property
     def in_short(self) -> tuple[str, str]:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import importlib
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from testbed.errors import ResultsError, SpecError, UnknownNameError
-from testbed.frozen import Frozen, explain
+from testbed.frozen import explain
 from testbed.jobs.actions import Encoded, Key, Message, Node, Program
 from testbed.jobs.recorder import Named as Named
 from testbed.jobs.recorder import Said as Said
 from testbed.records import FRAME_HEADER_BYTES, StepRecord
-from testbed.spec import Cell, Recipe
+from testbed.spec import Cell, Parallelism, Recipe
 
 KINDS: Final[Mapping[str, str]] = {
     "context": "testbed.jobs.context:ContextParallel",
@@ -40,15 +40,13 @@ class Setting(NamedTuple):
     """Path of the prepared text, a .npy of token ids."""
 
 
-class JobKind(Frozen):
+class JobKind(Parallelism):
     """A kind of job. Its fields are those of the table; a subclass adds its own."""
 
     kind: str
-
-    @property
-    @abstractmethod
-    def places(self) -> Sequence[str]:
-        """The names of its places."""
+    unit: ClassVar[str] = "node"
+    counts: ClassVar[str] = "part"
+    computes: ClassVar[Sequence[str]] = ("forward", "backward", "local")
 
     @abstractmethod
     def program(self, place: int, first_step: int = 0) -> Program:
@@ -62,44 +60,14 @@ class JobKind(Frozen):
         """
 
     @property
-    def unit(self) -> str:
-        """What one of its places is called."""
-        return "node"
-
-    @property
-    def cycle(self) -> int:
-        """After how many steps a run may repeat itself."""
-        return 1
-
-    @property
     def in_short(self) -> tuple[str, str]:
         """Who works, and in which order, for a table of cells."""
         return f"{len(self.places)} {self.unit}s", self.kind
 
     @property
-    def batches_per_step(self) -> int:
-        """How many batches the place that works most learns from in a step."""
-        return 1
-
-    @property
-    def counts(self) -> str:
-        """What the numbers of its actions count."""
-        return "part"
-
-    @property
-    def computes(self) -> Sequence[str]:
-        """Its activities in `metrics.spans`."""
-        return ("forward", "backward", "local")
-
-    @property
     def played(self) -> JobKind:
         """The job as it is timed and played: without what it does for its records alone, such as evaluations."""
         return self
-
-    @property
-    def batch_parts(self) -> int:
-        """Into how many equal parts its places cut a batch."""
-        return 1
 
     def named(self, key: Key) -> Named:
         """Return how records name a message. Of what a place encodes in a step no two have the same name."""
@@ -109,10 +77,10 @@ class JobKind(Frozen):
 class RecordedNode:
     """A place without maths: it makes messages as long as those of a run, and decides what was decided there."""
 
-    def __init__(self, kind: JobKind, place: int, records: Sequence[StepRecord]) -> None:
-        """`records`: of the place's training steps."""
-        self._kind, self._name = kind, kind.places[place]
-        self._bytes = [{(one.direction, one.microbatch): one.payload_bytes for one in each.sent} for each in records]
+    def __init__(self, name: str, records: Sequence[StepRecord], named: Callable[[Key], Named]) -> None:
+        """`records`: of the place's training steps; `named`: how they call its messages."""
+        self._name, self._named, self._records = name, named, records
+        self._sent = [{(one.direction, one.microbatch): one for one in each.sent} for each in records]
         self._decided = [{(one.what, one.part, one.origin): one.value for one in each.decided} for each in records]
 
     def work(self, what: str, key: Key, value: None) -> int | None:
@@ -120,14 +88,14 @@ class RecordedNode:
         return self._decided[key.step].get((what, key.part, key.origin))
 
     def encode(self, key: Key, value: None) -> Encoded:
-        """Return something as long as the message was. ResultsError where there was none."""
-        named = self._kind.named(key)
-        if (found := self._bytes[key.step].get((named.direction, named.number))) is None:
+        """Return something as long as the message was, without its note. ResultsError where there was none."""
+        named = self._named(key)
+        if (found := self._sent[key.step].get((named.direction, named.number))) is None:
             raise ResultsError(
-                f"{self._name}: the training has no {named.direction} message {named.number} ({key.what}) in step "
-                f"{key.step}; remove its folder, and the sweep trains it again"
+                f"{self._name}: the records have no {named.direction} message {named.number} ({key.what}) in step "
+                f"{self._records[key.step].step}; remove the folder of the training or run, and it is made again"
             )
-        return Encoded(range(found + FRAME_HEADER_BYTES))
+        return Encoded(range(found.payload_bytes + FRAME_HEADER_BYTES))
 
     def decode(self, messages: Sequence[Message]) -> Sequence[None]:
         """Return no values."""

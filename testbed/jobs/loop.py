@@ -15,24 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from testbed.errors import SpecError, UserError
-from testbed.jobs.actions import (
-    Action,
-    Begin,
-    Collect,
-    Decode,
-    Encode,
-    EndStep,
-    Fork,
-    Key,
-    Meet,
-    Message,
-    Node,
-    Program,
-    Receive,
-    Send,
-    Wait,
-    Work,
-)
+from testbed.jobs import actions
+from testbed.jobs.actions import Action, Key, Message, Node, Program
 from testbed.waking import waking_ns
 
 _ARRIVALS, _DEADLINES = -1, 1 << 30
@@ -178,17 +162,17 @@ class Loop:
         self._returned: dict[int, Any] = {}
         self._asks: Callable[[Clock, int, int, int, Callable[[], None]], None] | None = getattr(links, "take", None)
         self._does: dict[type, Callable[[Lane, Any], Any]] = {
-            Work: self._work,
-            Encode: self._encode,
-            Decode: self._decode,
-            Send: self._send,
-            Receive: self._receive,
-            Begin: lambda lane, action: None,
-            EndStep: self._end_step,
-            Meet: self._meet,
-            Fork: self._fork,
-            Wait: self._wait,
-            Collect: self._collect,
+            actions.Work: self._work,
+            actions.Encode: self._encode,
+            actions.Decode: self._decode,
+            actions.Send: self._send,
+            actions.Receive: self._receive,
+            actions.Begin: lambda lane, action: None,
+            actions.EndStep: self._end_step,
+            actions.Meet: self._meet,
+            actions.Fork: self._fork,
+            actions.Wait: self._wait,
+            actions.Collect: self._collect,
             Signal: self._signal,
             Await: self._await,
         }
@@ -268,14 +252,14 @@ class Loop:
 
     # ------------------------------------------------------------------ actions: each returns what it returns, or
     # _PENDING where it takes time
-    def _work(self, lane: Lane, action: Work) -> Any:
+    def _work(self, lane: Lane, action: actions.Work) -> Any:
         return self._spend(lane, action, self._nodes[lane.node].work(*action))
 
-    def _encode(self, lane: Lane, action: Encode) -> Any:
+    def _encode(self, lane: Lane, action: actions.Encode) -> Any:
         payload, raw_bytes, choice = self._nodes[lane.node].encode(action.key, action.value)
         return self._spend(lane, action, Message(action.key, payload, raw_bytes=raw_bytes, choice=choice))
 
-    def _decode(self, lane: Lane, action: Decode) -> Any:
+    def _decode(self, lane: Lane, action: actions.Decode) -> Any:
         return self._spend(lane, action, self._nodes[lane.node].decode(action.messages))
 
     def _spend(self, lane: Lane, action: Action, value: Any) -> Any:
@@ -292,15 +276,15 @@ class Loop:
         self.at(later_ns, self._go_on, lane, value, order=lane.number)
         return _PENDING
 
-    def _end_step(self, lane: Lane, action: EndStep) -> bool | None:
+    def _end_step(self, lane: Lane, action: actions.EndStep) -> bool | None:
         if action.phase == "train":
             lane.step = action.number + 1
         return self._goes_on(lane.node, action.number)
 
-    def _fork(self, lane: Lane, action: Fork) -> None:
+    def _fork(self, lane: Lane, action: actions.Fork) -> None:
         self._run_on(lane.node, action.lane, action.key, action.program, lane.step)
 
-    def _wait(self, lane: Lane, action: Wait) -> Any:
+    def _wait(self, lane: Lane, action: actions.Wait) -> Any:
         done = (lane.node, action.key, action.peer)
         if done in self._results:
             return self._results.pop(done)
@@ -321,7 +305,7 @@ class Loop:
         self._awaiting[action.event].append(lane)
         return _PENDING
 
-    def _meet(self, lane: Lane, action: Meet) -> Any:
+    def _meet(self, lane: Lane, action: actions.Meet) -> Any:
         places = self._places if action.places is None else action.places
         there = self._met[places]
         there[lane.node] = lane
@@ -341,7 +325,7 @@ class Loop:
             self._results[node, key, peer] = value
 
     # ------------------------------------------------------------------ messages
-    def _send(self, lane: Lane, action: Send) -> None:
+    def _send(self, lane: Lane, action: actions.Send) -> None:
         (key, payload, _, raw_bytes, choice, *_), peer, note, awaited = action
         # Made anew, which costs half of what _replace does.
         sent = Message(key, payload, lane.node, raw_bytes, choice, note, self.now_ns)
@@ -361,7 +345,7 @@ class Loop:
         if (lane := self._collecting.get(node)) is not None:
             self._try_collecting(lane)
 
-    def _receive(self, lane: Lane, action: Receive) -> Any:
+    def _receive(self, lane: Lane, action: actions.Receive) -> Any:
         asked = (action.peer, action.key)
         message = self._mail[lane.node].pop(asked, None)
         if message is None:
@@ -384,7 +368,7 @@ class Loop:
             lane.waking_ns = waking_ns(most_ns, waited_ns)
         self._later(lane, message)
 
-    def _collect(self, lane: Lane, action: Collect) -> Any:
+    def _collect(self, lane: Lane, action: actions.Collect) -> Any:
         if not self._timed:
             raise TimingDecidesError(
                 f"node {lane.node} takes messages as they arrive, so the network takes part in the maths and the job "

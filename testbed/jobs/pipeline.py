@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Key, Meet, Program, Receive, Send, Wait, Work
+from testbed.jobs.recorder import Named
 from testbed.jobs.schedule import Action, actions
 from testbed.message_key import Phase
 from testbed.spec import PipelineSpec, TrainingSpec
@@ -57,6 +58,11 @@ class PipelineJob:
     def places(self) -> Sequence[str]:
         """The names of the stages."""
         return tuple(f"stage {stage}" for stage in range(len(self.orders)))
+
+    @staticmethod
+    def named(key: Key) -> Named:
+        """Return how the records of training steps name a message."""
+        return Named("forward" if key.what == MESSAGES["F"] else "backward", key.part, with_peer=False)
 
     def program(self, place: int, first_step: int = 0) -> Program:
         """Return what a stage does, from that step on; it returns why training `Ended`."""

@@ -12,22 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from testbed.jobs.actions import (
-    Begin,
-    Collect,
-    Decode,
-    Encode,
-    EndStep,
-    Fork,
-    Key,
-    Meet,
-    Message,
-    Receive,
-    Send,
-    Sent,
-    Wait,
-    Work,
-)
+from testbed.jobs import actions
+from testbed.jobs.actions import Key, Message, Sent
 from testbed.jobs.loop import MAIN, Began, Ended, Lane
 from testbed.message_key import Direction, Phase
 from testbed.records import ActionKind, ActionRecord, DecidedRecord, ReceivedRecord, SentRecord
@@ -131,7 +117,7 @@ class Recorder:
         if place.fresh:
             place.current.start_ns, place.fresh = begin_ns, False
         match action:
-            case Begin(kind, number):
+            case actions.Begin(kind, number):
                 self._end_action(place)
                 if kind is None:
                     place.current.optimiser_start_ns = end_ns
@@ -139,41 +125,41 @@ class Recorder:
                     place.action = {"kind": cast(ActionKind, kind), "microbatch": number} | dict.fromkeys(
                         _TIMES, end_ns
                     )
-            case Work(what, key):
+            case actions.Work(what, key):
                 _reached(place, "computed_ns", end_ns)
                 if type(value) is int:
                     decided = DecidedRecord(what=what, part=key.part, origin=key.origin, value=value)
                     place.current.decided.append(decided)
-            case Encode():
+            case actions.Encode():
                 _reached(place, "encoded_ns", end_ns)
-            case Decode():
+            case actions.Decode():
                 _reached(place, "decoded_ns", end_ns)
-            case Send():
+            case actions.Send():
                 place.current.sent.append(self._sent(action, value, begin_ns))
                 place.current.messages.append((action.peer, action.message.key))
-            case Receive():
+            case actions.Receive():
                 if end_ns > begin_ns:  # else it was there, while messages before it were decoded
                     _reached(place, "input_ns", end_ns)
                 place.current.received.append(self._received(value))
-            case Collect():
+            case actions.Collect():
                 _reached(place, "input_ns", end_ns)
                 place.current.received += map(self._received, value)
-            case Fork(_, key, _):
+            case actions.Fork(_, key, _):
                 place.forks[key] = _Forked(place.current)
                 place.unfinished[id(place.current)] += 1
-            case Wait(key, None):
+            case actions.Wait(key, None):
                 _reached(place, "input_ns", end_ns)
                 place.current.received += place.forks.pop(key).received
             case PacedWork():
                 if place.action is not None:
                     place.action |= action._asdict()
-            case Meet():
+            case actions.Meet():
                 place.current.synchronised_ns = end_ns
-            case EndStep(number, phase, True):
+            case actions.EndStep(number, phase, True):
                 now = place.current.start_ns
                 place.complete.append(Recorded(number, phase, now, now))
                 self._hand_on(lane.node, place)
-            case EndStep(number, phase, _, at_action):
+            case actions.EndStep(number, phase, _, at_action):
                 if at_action and place.action is not None:
                     end_ns = place.action["asked_ns"]
                 else:
@@ -187,10 +173,10 @@ class Recorder:
         match action:
             case Began(key):
                 place.running[name] = place.forks[key]
-            case Send():
+            case actions.Send():
                 place.running[name].sent.append(self._sent(action, value, begin_ns))
                 place.running[name].messages.append((action.peer, action.message.key))
-            case Receive():
+            case actions.Receive():
                 place.running[name].received.append(self._received(value))
             case Ended():
                 forked = place.running.pop(name)
@@ -209,7 +195,7 @@ class Recorder:
             place.current.actions.append(ActionRecord(**place.action))
             place.action = None
 
-    def _sent(self, action: Send, left: Sent | None, queued_ns: int) -> SentRecord:
+    def _sent(self, action: actions.Send, left: Sent | None, queued_ns: int) -> SentRecord:
         message, peer, left = action.message, action.peer, left or Sent(queued_ns, queued_ns)
         named, size = self._named(message.key), len(message.payload)
         return SentRecord(

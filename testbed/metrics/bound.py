@@ -29,20 +29,12 @@ from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
-from testbed.jobs.kind import kind_of
-from testbed.metrics.ideal import RecordedKind, ideal_step_s, stated_step_s
+from testbed.metrics.ideal import ideal_step_s, recorded_kind, trained_steps
 from testbed.metrics.links import Queues
-from testbed.metrics.steps import PipelineStep, align, steady
+from testbed.metrics.steps import align, steady
 from testbed.metrics.wires import WireDeviation, Wires
 from testbed.profiles import LinkProfile
-from testbed.records import (
-    BOUND,
-    ActionKind,
-    Certificate,
-    DuringRecord,
-    Measurement,
-    StepRecord,
-)
+from testbed.records import BOUND, Certificate, DuringRecord, Measurement, StepRecord
 from testbed.spec import Cell
 
 _TIMER_NS = 200_000_000
@@ -115,7 +107,12 @@ def pipeline_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_
         return None
     actions = sum(len(record.actions) for record in chosen[-1].records)
     some = spread_out(chosen, 1 if actions > MANY_ACTIONS else STEPS)
-    return BoundedStep(cell, _simulated(cell, some, played_at_ns), "the run's own steps")
+
+    def seconds(deviations: Deviations) -> list[float]:
+        wires = Wires(cell, played_at_ns, deviations)
+        return [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in some]
+
+    return BoundedStep(cell, seconds, "the run's own steps")
 
 
 def spread_out(steps: Sequence[_Step], count: int) -> list[_Step]:
@@ -127,41 +124,15 @@ def spread_out(steps: Sequence[_Step], count: int) -> list[_Step]:
 
 def kind_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
     """Return the mean of the steps of a job of a table `job`; None where there are none."""
-    trained = [[record for record in records if record.phase == "train"] for records in nodes]
+    trained = trained_steps(nodes)
     if not all(trained):
         return None
-    steps = RecordedKind(kind_of(cell), trained)
-
-    def seconds(deviations: Deviations) -> list[float]:
-        return [fmean(steps.seconds(Queues(Wires(cell, played_at_ns, deviations))))]
-
-    return BoundedStep(cell, seconds, "the mean of the run's own steps")
-
-
-def _simulated(cell: Cell, steps: Sequence[PipelineStep], played_at_ns: int | None) -> StepDurations:
-    def seconds(deviations: Deviations) -> list[float]:
-        wires = Wires(cell, played_at_ns, deviations)
-        return [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in steps]
-
-    return seconds
-
-
-def stated_step(
-    cell: Cell,
-    actions: Sequence[Sequence[tuple[ActionKind, int]]],
-    said: str,
-    *,
-    frame_bytes: int,
-    alike: bool = False,
-) -> BoundedStep:
-    """Make a step that nobody has run: each stage's `actions` (kind, micro-batch) with frames of this size. They take
-    no time, except where the cell is paced.
-    """
-
-    def seconds(deviations: Deviations) -> list[float]:
-        return [stated_step_s(Wires(cell, None, deviations), actions, frame_bytes, cell.compute)]
-
-    return BoundedStep(cell, seconds, said, alike=alike)
+    steps = recorded_kind(cell, trained)
+    return BoundedStep(
+        cell,
+        lambda deviations: [fmean(steps.seconds(Queues(Wires(cell, played_at_ns, deviations))))],
+        "the mean of the run's own steps",
+    )
 
 
 # ------------------------------------------------------------------ from measurements to deviations

@@ -1,13 +1,13 @@
 """The ideal duration of recorded steps: how long they would take if the links did exactly what the profile says.
 
-The job's own program (`jobs.pipeline`, `jobs.data_parallel`) is run on the event loop over links that are formulas
-(`metrics.links`, which says what they bound). From the records come how long every node worked on what, the bytes of
-every message, and when the run began, which matters where links vary. All waiting for messages is replaced by the
-formula. All times are the lab's own, dilation included.
+The job's own program is run on the event loop over links that are formulas (`metrics.links`, which says what they
+bound). From the records come how long every node worked on what, the bytes of every message, and when the run began,
+which matters where links vary. All waiting for messages is replaced by the formula. All times are the lab's own,
+dilation included.
 
 A pipeline's step is taken alone: each stage begins when it could in the run. Where stages are paced, maths and updates
-last as long as the emulated device takes, whatever they took here. In data parallel training workers may be ahead of
-each other and of what they wait for, so all steps are run in a row, from the first.
+last as long as the emulated device takes, whatever they took here. In jobs of other kinds nodes may be ahead of each
+other and of what they wait for, so all steps are run in a row, from the first.
 
 `unshaped_step_s` is the closed form for links that take no time and equally fast stages: the law for both a paced
 pipeline on unshaped links and the simulation.
@@ -16,116 +16,111 @@ pipeline on unshaped links and the simulation.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 from testbed.errors import ResultsError
-from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Node, Program, Sizes, Work
+from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Meet, Node, Program, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.kind import JobKind, RecordedNode, kind_of
-from testbed.jobs.loop import Cost, Lane, Links, Loop, Observer, StuckError
-from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
+from testbed.jobs.kind import RecordedNode, kind_of
+from testbed.jobs.loop import Lane, Links, Loop, StuckError
+from testbed.jobs.pipeline import MATHS, PipelineJob
 from testbed.jobs.schedule import Action
-from testbed.message_key import Direction
 from testbed.metrics.links import Queues
 from testbed.metrics.wires import Wires
-from testbed.records import ActionKind, ActionRecord, StepRecord
+from testbed.records import StepRecord
 from testbed.spec import Cell, Compute, DataParallelSpec, Measured, Paced, PipelineSpec
 
 MEASURED = Measured()
-_WAYS: Mapping[str, Direction] = {"F": "forward", "B": "backward"}
-_KINDS: Mapping[str, ActionKind] = {"forward": "F", "backward": "B"}
+_Owner = tuple[str, int] | None
+"""An action of the records, by kind and number; None: what belongs to the step."""
+_Took = dict[tuple[_Owner, type], int]
+"""How long a step's actions took to decode, compute and encode; and the step, to compute after all places have met."""
 
 
-def run_steps(
-    job: Job,
-    nodes: Sequence[Node],
-    cost: Cost,
-    links: Links,
-    *,
-    steps: int,
-    begins_ns: Sequence[int] | None = None,
-    observers: Sequence[Observer] = (),
-) -> list[int]:
-    """Run a job without maths; return when the last place has ended each of its steps.
-
-    `nodes` know the sizes of messages, `cost` how long a place takes for what; `begins_ns`: when each place begins;
-    None: all at 0. ResultsError where places wait for each other for ever.
+class RecordedSteps:
+    """Steps of a job, as all places recorded them. An action of the records decodes, computes and encodes for as long
+    as it did in all, the first time that it does so.
     """
-    ends = [0] * steps
 
-    def goes_on(place: int, step: int) -> bool:
-        ends[step] = max(ends[step], loop.now_ns)
-        return step + 1 < steps
+    def __init__(self, job: Job, nodes: Sequence[Node], took: Sequence[Sequence[_Took]], first: int = 0) -> None:
+        """`nodes` know how long messages were. `took`: by place, of the steps from `first` on. These are run as if all
+        places began with the first of them, and all before were over.
+        """
+        self._job, self._nodes, self._took, self._first = job, nodes, took, first
+        self._steps, self._places = len(took[0]), range(len(nodes))
 
-    def program(place: int) -> Program:
-        if begins_ns is not None:
-            yield Work("", Key("begin", 0), begins_ns[place])
-        yield from job.program(place)
+    def seconds(self, links: Links) -> list[float]:
+        """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
+        return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(self.ends_ns(links), max)])]
 
-    def costs(place: int, action: Any) -> int | None:
-        return action.value if type(action) is Work and action.key.what == "begin" else cost(place, action)
+    def ends_ns(self, links: Links, begins_ns: Sequence[int] | None = None) -> list[int]:
+        """Return when the last place has ended each step. `begins_ns`: when each place begins; None: all at 0.
 
-    loop = Loop(
-        [program(place) for place in range(len(nodes))],
-        nodes,
-        cost=costs,
-        links=links,
-        observers=observers,
-        goes_on=goes_on,
-    )
-    try:
-        loop.run()
-    except StuckError as error:
-        stuck = job.places[error.lanes[0].node]
-        raise ResultsError(
-            f"the recorded actions of {stuck} cannot be done in their order: an input never comes"
-        ) from None
-    return ends
+        ResultsError where places wait for each other for ever.
+        """
+        ends = [0] * self._steps
+        self._step, self._owner = [0 for _ in self._places], list[_Owner](None for _ in self._places)
+        self._done = [{Work} for _ in self._places]
+        """What each has done of the action that it is in."""
+
+        def goes_on(place: int, step: int) -> bool:
+            at = step - self._first
+            ends[at] = max(ends[at], loop.now_ns)
+            return at + 1 < self._steps
+
+        def program(place: int) -> Program:
+            if begins_ns is not None:
+                yield Work("", Key("begin", 0), begins_ns[place])
+            yield from self._job.program(place, self._first)
+
+        programs = [program(place) for place in self._places]
+        loop = Loop(programs, self._nodes, cost=self._cost, links=links, observers=[self], goes_on=goes_on)
+        try:
+            loop.run()
+        except StuckError as error:
+            stuck = self._job.places[error.lanes[0].node]
+            raise ResultsError(
+                f"the recorded actions of {stuck} cannot be done in their order: an input never comes"
+            ) from None
+        return ends
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note which action of the records a place is in."""
+        place = lane.node
+        if type(action) is Begin:
+            self._owner[place] = None if action.kind is None else (action.kind, action.number)
+            self._done[place] = {Work} if action.kind is None else set()
+        elif type(action) is Meet and self._owner[place] is None:
+            self._done[place] = set()
+        elif type(action) is EndStep and action.phase == "train":
+            self._step[place] = action.number + 1 - self._first
+
+    def _cost(self, place: int, action: Any) -> int:
+        what, step = type(action), self._step[place]
+        if what is Work and action.key.what == "begin":
+            return action.value  # type: ignore[no-any-return]
+        if what not in (Work, Encode, Decode) or what in self._done[place] or step >= self._steps:
+            return 0
+        self._done[place].add(what)
+        return self._took[place][step][self._owner[place], what]
 
 
-def _sized(places: int, size: Callable[[int, Key], int]) -> list[Node]:
-    """Return nodes that know how many bytes a place makes of a message."""
-    return [Sizes(partial(size, place)) for place in range(places)]
+def _took_ns(record: StepRecord) -> _Took:
+    took: _Took = defaultdict(int)
+    for action in record.actions:
+        owner = action.kind, action.microbatch
+        took[owner, Decode] += action.decoded_ns - action.input_ns
+        took[owner, Work] += action.computed_ns - action.decoded_ns
+        took[owner, Encode] += action.encoded_ns - action.computed_ns
+    if record.synchronised_ns is not None:
+        took[None, Work] = record.end_ns - record.synchronised_ns
+    return took
 
 
 # ------------------------------------------------------------------ pipelines
-def paced_ns(paced: Paced, stage: int, what: str) -> int:
-    """Return how long the maths of an action, or the update, lasts in the lab."""
-    if what == "update":
-        return paced.update_ns * paced.dilation
-    durations = paced.forward_ns if what == MATHS["F"] else paced.backward_ns
-    return (durations[stage] if len(durations) > 1 else durations[0]) * paced.dilation
-
-
-def _duration_ns(action: ActionRecord, stage: int, compute: Compute) -> int:
-    if not isinstance(compute, Paced):
-        return action.encoded_ns - action.input_ns
-    codec_ns = action.decoded_ns - action.input_ns + action.encoded_ns - action.computed_ns
-    return paced_ns(compute, stage, MATHS[action.kind]) + codec_ns
-
-
-def _frame_bytes(step: Sequence[StepRecord]) -> list[dict[tuple[str, int], int]]:
-    """Return the bytes of what each stage sent, by kind of action and micro-batch."""
-    by_stage = []
-    for stage, record in enumerate(step):
-        frames = {(sent.direction, sent.microbatch): sent.frame_bytes for sent in record.sent}
-        by_stage.append(dict[tuple[str, int], int]())
-        for kind, microbatch in ((action.kind, action.microbatch) for action in record.actions):
-            if stage == (len(step) - 1 if kind == "F" else 0):
-                continue
-            way = _WAYS[kind]
-            if (way, microbatch) not in frames:
-                raise ResultsError(
-                    f"stage {stage}, {record.phase} step {record.step}: there is no record of the {way} frame of "
-                    f"micro-batch {microbatch}, so the step's ideal duration cannot be computed"
-                )
-            by_stage[-1][MESSAGES[kind], microbatch] = frames[way, microbatch]
-    return by_stage
-
-
 def _updates_ns(step: Sequence[StepRecord], compute: Compute) -> list[int]:
     """Return how long each stage takes from the moment at which the last one's actions have ended."""
     actions_end = [record.optimiser_start_ns for record in step if record.optimiser_start_ns is not None]
@@ -133,7 +128,7 @@ def _updates_ns(step: Sequence[StepRecord], compute: Compute) -> list[int]:
     if len(actions_end) < len(step) or len(norm_known) < len(step):
         return [0] * len(step)
     if isinstance(compute, Paced):
-        return [paced_ns(compute, 0, "update")] * len(step)
+        return [compute.takes_ns(0)["update"]] * len(step)
     met_ns = max(0, min(norm_known) - max(actions_end))
     return [met_ns + record.end_ns - known for record, known in zip(step, norm_known, strict=True)]
 
@@ -156,88 +151,47 @@ def ideal_step_s(
     """
     if free_ns is None or isinstance(compute, Paced):
         free_ns = [min(record.start_ns for record in step) if free_ns is None else max(free_ns)] * len(step)
-    frames, updates_ns = _frame_bytes(step), _updates_ns(step, compute)
-    durations = [
-        {(action.kind, action.microbatch): _duration_ns(action, stage, compute) for action in record.actions}
-        for stage, record in enumerate(step)
-    ]
-
-    def cost(stage: int, action: Any) -> int:
-        if type(action) is not Work:
-            return 0
-        if action.what in _KINDS:
-            return durations[stage][_KINDS[action.what], action.key.part]
-        return updates_ns[stage] if action.what == "update" else 0
-
+    orders = [[Action(action.kind, action.microbatch) for action in record.actions] for record in step]
+    took = [_took_ns(record) for record in step]
+    for stage, update_ns in enumerate(_updates_ns(step, compute)):
+        took[stage][None, Work] = update_ns
+        if isinstance(compute, Paced):
+            takes_ns = compute.takes_ns(stage)
+            took[stage] |= {((kind, part), Work): takes_ns[MATHS[kind]] for kind, part in orders[stage]}
+    job = PipelineJob(orders, 1)
+    nodes = [RecordedNode(place, [record], job.named) for place, record in zip(job.places, step, strict=True)]
     first_ns = min(free_ns)
-    job = PipelineJob([[Action(action.kind, action.microbatch) for action in record.actions] for record in step], 1)
-    links = Queues(wires, begins_ns=0 if wires.played_at_ns is None else first_ns - wires.played_at_ns)
     begins_ns = [stage_ns - first_ns for stage_ns in free_ns]
-    (end_ns,) = run_steps(
-        job,
-        _sized(len(step), lambda stage, key: frames[stage][key.what, key.part]),
-        cost,
-        links,
-        steps=1,
-        begins_ns=begins_ns,
-    )
+    links = Queues(wires, begins_ns=0 if wires.played_at_ns is None else first_ns - wires.played_at_ns)
+    (end_ns,) = RecordedSteps(job, nodes, [[each] for each in took]).ends_ns(links, begins_ns)
     return (end_ns - max(begins_ns)) / 1e9
 
 
-def stated_step_s(
-    wires: Wires,
-    orders: Sequence[Sequence[tuple[ActionKind, int]]],
-    frame_bytes: int,
-    compute: Compute,
-) -> float:
-    """Return the ideal duration of a pipeline's step that nobody has run: each stage's actions (kind, micro-batch),
-    with frames of this size. They take no time, except where stages are paced.
-    """
-
-    def cost(stage: int, action: Any) -> int:
-        if type(action) is not Work or action.what not in _KINDS or not isinstance(compute, Paced):
-            return 0
-        return paced_ns(compute, stage, action.what)
-
-    job = PipelineJob([[Action(*action) for action in order] for order in orders], 1)
-    nodes = _sized(len(orders), lambda stage, key: frame_bytes)
-    return run_steps(job, nodes, cost, Queues(wires), steps=1)[0] / 1e9
+# ------------------------------------------------------------------ jobs of other kinds
+def trained_steps(nodes: Sequence[Sequence[StepRecord]]) -> list[list[StepRecord]]:
+    """Return the records of training steps, by node."""
+    return [[record for record in records if record.phase == "train"] for records in nodes]
 
 
-# ------------------------------------------------------------------ data parallel training
-class RecordedReplicas:
+class RecordedReplicas(RecordedSteps):
     """Steps of data parallel training, as all nodes recorded them."""
 
     def __init__(self, data: DataParallelSpec, nodes: Sequence[Sequence[StepRecord]], steps: range) -> None:
-        """`nodes`: the records of each node's training steps; `steps`: those that are run, as if all began with the
-        first of them, and all before were over.
-        """
-        self._reduces, self._workers = data.exchange == "all-reduce", data.workers
-        self._nodes = [[_Recorded(records[step], steps.start) for step in steps] for records in nodes]
-        self._job = DataParallelJob(
-            data.workers,
-            data.exchange,
-            staleness=(0,) * data.workers,
-            local_steps=(1,) * data.workers,
-            steps=len(steps),
-            applies=lambda worker, step: [due for due in self._nodes[worker][step].applying if due >= 0],
-        )
-        self._applying = [{k: v for record in records for k, v in record.applying.items()} for records in self._nodes]
-        self._coding_ns = [_coding_ns(*each) for each in zip(self._nodes, nodes, strict=True) if self._reduces]
+        """`nodes`: the records of each node's training steps; `steps`: those that are run."""
+        ones = (1,) * data.workers
+        job = DataParallelJob(data.workers, data.exchange, ones, ones, steps.stop, self._applied)
+        sizes = [Sizes(partial(self._size, node)) for node in range(len(nodes))]
+        took = [[_took_ns(records[step]) for step in steps] for records in nodes]
+        super().__init__(job, sizes, took, steps.start)
+        self._hop, self._workers, self._records = job.hop, data.workers, nodes
+        self._coding_ns = [_coding_ns(records, steps) for records in nodes if data.exchange == "all-reduce"]
 
-    def seconds(self, links: Links) -> list[float]:
-        """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
-        ends = run_steps(self._job, _sized(len(self._nodes), self._size), self._cost, links, steps=self._job.steps)
-        return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(ends, max)])]
-
-    def _hop(self, node: int, key: Key) -> int:
-        """Return which of the messages that a node made in a step one is."""
-        if not self._reduces:
-            return 0
-        return (node - key.part) % self._workers if key.what == "gradient" else self._workers - 1
+    def _applied(self, worker: int, step: int) -> list[int]:
+        actions = self._records[worker][step].actions
+        return [action.microbatch for action in actions if action.kind == "A" and action.microbatch >= self._first]
 
     def _size(self, node: int, key: Key) -> int:
-        sent, hop = self._nodes[node][key.step].sent, self._hop(node, key)
+        sent, hop = self._records[node][key.step].sent, self._hop(node, key)
         if hop >= len(sent):
             raise ResultsError(
                 f"node {node}, step {key.step}: there is no record of message {hop}, so the step's ideal duration "
@@ -245,44 +199,21 @@ class RecordedReplicas:
             )
         return sent[hop].frame_bytes
 
-    def _cost(self, node: int, action: Any) -> int:
-        if type(action) is Work:
-            if action.what == "local step":
-                *local, last = self._nodes[node][action.key.step].local_steps
-                return sum(each.encoded_ns - each.input_ns for each in local) + last.computed_ns - last.input_ns
-            if action.what not in ("update", "sum"):
-                return 0
-            own = self._applying[node][action.key.step]
-            return (own.encoded_ns if action.what == "update" else own.computed_ns) - own.decoded_ns
-        if type(action) is Encode:
-            if self._reduces:
-                return self._coding_ns[node][action.key.step][self._hop(node, action.key)]
-            step = action.key.step
-            own = self._applying[node][step] if node == self._workers else self._nodes[node][step].local_steps[-1]
-            return own.encoded_ns - own.computed_ns
-        if type(action) is Decode:
-            key = action.messages[0].key
-            if self._reduces and key.what == "gradient":
-                return 0  # part of what lies between its arrival and the next message
-            at_the_end = self._workers - 1 if node == self._workers else (node - 1) % self._workers
-            if len(action.messages) == 1 and key.what == "gradient" and key.origin != at_the_end:
+    def _cost(self, place: int, action: Any) -> int:
+        what = type(action)
+        if self._coding_ns and what is Encode:
+            step: int = action.key.step - self._first
+            return self._coding_ns[place][step][self._hop(place, action.key)]
+        if self._coding_ns and what is Work and action.what == "add":
+            return 0  # as decoding: part of what lies between the message before and the next one
+        if what is Decode and len(action.messages) == 1 and (key := action.messages[0].key).what == "gradient":
+            last = self._workers - 1 if place == self._workers else (place - 1) % self._workers
+            if self._coding_ns or key.origin != last:
                 return 0  # while the next message was on its way: what was not is part of the last one's
-            own = self._applying[node][key.step]
-            return own.decoded_ns - own.input_ns
-        return 0
+        return super()._cost(place, action)
 
 
-class _Recorded:
-    """A step of one node."""
-
-    def __init__(self, record: StepRecord, first: int) -> None:
-        self.sent = record.sent
-        self.local_steps = [action for action in record.actions if action.kind == "L"]
-        self.applying = {action.microbatch - first: action for action in record.actions if action.kind == "A"}
-        """By step whose aggregate it is."""
-
-
-def _coding_ns(steps: Sequence[_Recorded], records: Sequence[StepRecord]) -> list[list[int]]:
+def _coding_ns(records: Sequence[StepRecord], steps: range) -> list[list[int]]:
     """Return how long a member of a ring that reduces took before each message of each step: that is what lies between
     what it had received, or made, and what it sent.
     """
@@ -291,102 +222,37 @@ def _coding_ns(steps: Sequence[_Recorded], records: Sequence[StepRecord]) -> lis
         for frame in record.received:
             came[frame.microbatch].append(frame.last_byte_ns)
     coding, before_ns = list[list[int]](), 0
-    for step in steps:
+    for record in (records[step] for step in steps):
         coding.append([])
-        ready_ns = max(before_ns, step.local_steps[-1].encoded_ns)
-        received = sorted(came[step.sent[0].microbatch]) if step.sent else []
-        for hop, sent in enumerate(step.sent):
+        ready_ns = max(before_ns, *(action.encoded_ns for action in record.actions if action.kind == "L"))
+        received = sorted(came[record.sent[0].microbatch]) if record.sent else []
+        for hop, sent in enumerate(record.sent):
             coding[-1].append(max(0, sent.queued_ns - ready_ns))
             ready_ns = before_ns = max([sent.queued_ns, *received[hop : hop + 1]])
     return coding
 
 
-def replica_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> list[float] | None:
-    """Return the ideal durations of all training steps of data parallel training, run in a row, in seconds of the lab.
+def recorded_kind(cell: Cell, nodes: Sequence[Sequence[StepRecord]]) -> RecordedSteps:
+    """Return the steps of a job of a table `job`; `nodes`: the records of each node's training steps."""
+    kind = kind_of(cell)
+    places = [RecordedNode(*each, kind.named) for each in zip(kind.places, nodes, strict=True)]
+    return RecordedSteps(kind.played, places, [[_took_ns(record) for record in records] for records in nodes])
 
-    None where a server waits for nobody: its rounds take what its clock says. ResultsError when the records are
-    inconsistent.
+
+def recorded_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> list[float] | None:
+    """Return the ideal durations of all training steps of a job that is no pipeline, run in a row, in seconds of the
+    lab. `nodes`: the records of each node.
+
+    None where there are none, and where a server waits for nobody: its rounds take what its clock says. ResultsError
+    when the records are inconsistent.
     """
-    assert cell.data is not None
-    trained = [[record for record in records if record.phase == "train"] for records in nodes]
+    trained = trained_steps(nodes)
     count = min(map(len, trained), default=0)
-    if cell.data.arrivals is not None or not count:
+    if not count or (cell.data is not None and cell.data.arrivals is not None):
         return None
-    wires = Wires(cell, played_at_ns)
+    steps = recorded_kind(cell, trained) if cell.data is None else RecordedReplicas(cell.data, trained, range(count))
     begins_ns = 0 if played_at_ns is None else min(records[0].start_ns for records in trained) - played_at_ns
-    return RecordedReplicas(cell.data, trained, range(count)).seconds(Queues(wires, begins_ns=begins_ns))
-
-
-# ------------------------------------------------------------------ jobs of other kinds
-class RecordedKind:
-    """The steps of a job of a table `job`, as all nodes recorded them."""
-
-    def __init__(self, kind: JobKind, nodes: Sequence[Sequence[StepRecord]]) -> None:
-        """`nodes`: the records of each node's training steps."""
-        self._kind, self._nodes, self._steps = kind, nodes, len(nodes[0])
-        self._actions: list[list[dict[tuple[str, int], ActionRecord]]] = [
-            [{(action.kind, action.microbatch): action for action in record.actions} for record in records]
-            for records in nodes
-        ]
-        self._places = [RecordedNode(kind, place, records) for place, records in enumerate(nodes)]
-
-    def seconds(self, links: Links) -> list[float]:
-        """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
-        doing = _Doing(len(self._nodes))
-        ends = run_steps(
-            self._kind.played,
-            self._places,
-            lambda node, action: self._cost(doing, node, action),
-            links,
-            steps=self._steps,
-            observers=[doing],
-        )
-        return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(ends, max)])]
-
-    def _cost(self, doing: _Doing, node: int, action: Any) -> int:
-        """Return how long what a node does took: all work of one action of the records together, at the first of it."""
-        step, owner, begun = doing.step[node], doing.owner[node], doing.begun[node]
-        what = type(action)
-        if what not in (Work, Encode, Decode) or what in begun or step >= self._steps:
-            return 0
-        begun.add(what)
-        if owner is None:
-            record = self._nodes[node][step]
-            return 0 if record.synchronised_ns is None else record.end_ns - record.synchronised_ns
-        own = self._actions[node][step][owner]
-        spans = {Decode: (own.input_ns, own.decoded_ns), Work: (own.decoded_ns, own.computed_ns)}
-        begin_ns, end_ns = spans.get(what, (own.computed_ns, own.encoded_ns))
-        return end_ns - begin_ns
-
-
-class _Doing:
-    """Observes which action of the records each node is in."""
-
-    def __init__(self, nodes: int) -> None:
-        self.step = [0] * nodes
-        self.owner: list[tuple[str, int] | None] = [None] * nodes
-        """None: what belongs to the step."""
-        self.begun: list[set[type]] = [set() for _ in range(nodes)]
-        """What it has done of this action."""
-
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        """Note what follows."""
-        if type(action) is Begin:
-            self.owner[lane.node] = None if action.kind is None else (action.kind, action.number)
-            self.begun[lane.node].clear()
-        elif type(action) is EndStep and action.phase == "train":
-            self.step[lane.node] = action.number + 1
-
-
-def kind_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> list[float]:
-    """Return the ideal durations of all training steps of a job of a table `job`, run in a row, in seconds of the lab.
-
-    ResultsError when the records are inconsistent.
-    """
-    trained = [[record for record in records if record.phase == "train"] for records in nodes]
-    begins_ns = 0 if played_at_ns is None else min(records[0].start_ns for records in trained) - played_at_ns
-    links = Queues(Wires(cell, played_at_ns), begins_ns=begins_ns)
-    return RecordedKind(kind_of(cell), trained).seconds(links)
+    return steps.seconds(Queues(Wires(cell, played_at_ns), begins_ns=begins_ns))
 
 
 def unshaped_step_s(pipeline: PipelineSpec, *, forward_s: float, backward_s: float, update_s: float = 0.0) -> float:

@@ -10,13 +10,13 @@ import numpy as np
 from testbed.message_key import Phase
 from testbed.metrics import statistics
 from testbed.metrics.contention import stray_share
-from testbed.metrics.ideal import ideal_step_s, kind_steps_s, replica_steps_s
+from testbed.metrics.ideal import ideal_step_s, recorded_steps_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
 from testbed.metrics.steps import PipelineStep, align, counted, durations_s, over_cycles
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
-from testbed.spec import Cell, DataParallelSpec, PipelineSpec
+from testbed.spec import Cell, PipelineSpec
 
 
 def _last_loss(steps: Sequence[PipelineStep], phase: Phase) -> float | None:
@@ -54,8 +54,7 @@ def _ideals_s(
     if not chosen:
         return []
     nodes = list(zip(*(step.records for step in steps), strict=True))
-    steps_s = replica_steps_s if isinstance(cell.parallelism, DataParallelSpec) else kind_steps_s
-    if (ideals_s := steps_s(cell, nodes, played_at_ns)) is None:
+    if (ideals_s := recorded_steps_s(cell, nodes, played_at_ns)) is None:
         return None
     return over_cycles([ideals_s[step.number] for step in chosen], cell.cycle)
 

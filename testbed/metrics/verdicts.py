@@ -15,16 +15,11 @@ Step times on the virtual clock over links without chance are exact: their inter
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from testbed.metrics import statistics
-from testbed.metrics.compare import RunSteps
 from testbed.metrics.statistics import Interval, IntervalEstimate
-from testbed.metrics.time_to_loss import crossing
-from testbed.results import CompareSpec
 
 Measure = Literal["loss", "speed_up", "time_to_loss"]
 Verdict = Literal["holds", "fails", "not resolved"]
@@ -141,40 +136,3 @@ def _verdict(measure: Measure, interval: Interval | None, effect: float) -> Verd
     low, high = interval
     holds, fails = (high <= effect, low > effect) if measure == "loss" else (low >= effect, high < effect)
     return "holds" if holds else "fails" if fails else "not resolved"
-
-
-def observations(runs: Sequence[RunSteps], measure: Measure, target: float | None = None) -> dict[Any, float]:
-    """Return what runs of one arm show of a measure: losses by seed, seconds by seed and place among its runs.
-
-    A time to loss is known only if every run gets there: else there is none.
-    """
-    found: dict[Any, float] = {}
-    placed: dict[int, int] = {}
-    for run in sorted(runs, key=lambda run: (run.seed, run.number)):
-        key = (run.seed, placed.setdefault(run.seed, 0))
-        placed[run.seed] += 1
-        if measure == "loss":
-            if run.validation:
-                found.setdefault(run.seed, run.validation[-1].loss)
-        elif measure == "speed_up":
-            if run.seconds:
-                found[key] = float(np.median(run.seconds))
-        else:
-            reached = None if target is None else crossing(run.validation, target)
-            if reached is None or reached.seconds <= 0:
-                return {}
-            found[key] = reached.seconds
-    return found
-
-
-def judge_runs(
-    ours: Sequence[RunSteps], base: Sequence[RunSteps], asked: CompareSpec, measures: Sequence[Measure] = MEASURES
-) -> dict[Measure, Judgement]:
-    """Compare the runs of two arms over one network by each measure that both have numbers for."""
-    exact = all(run.exact for run in (*ours, *base))
-    found = {}
-    for measure in measures:
-        first, second = (observations(side, measure, asked.target_loss) for side in (ours, base))
-        if first and second and (first.keys() & second.keys() or min(len(first), len(second)) > 1):
-            found[measure] = judge(measure, first, second, getattr(asked, measure), exact=exact)
-    return found

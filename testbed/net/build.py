@@ -19,8 +19,8 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink, NetworkDevice
 from testbed.net.kernel.offloads import Offloads
 from testbed.net.kernel.rtnetlink import STATE_UP
-from testbed.net.plan import LabPlan, Link, NamespacePlan, Plug, Tun
-from testbed.net.relay.client import Relay, RelayPort
+from testbed.net.plan import LabPlan, Link, NamespacePlan, Plug
+from testbed.net.relay.client import Relay
 from testbed.net.relay.tun import QUEUE_PACKETS, open_tun
 from testbed.records import LinkRecord
 
@@ -110,7 +110,7 @@ class _Builder:
         for wanted in plan.namespaces:
             settings[wanted.name]["devices"] = self._read_back(wanted, offloads[wanted.name])
         if plan.tuns:
-            relay = self._stack.enter_context(Relay([_port(tun, descriptors[tun.name]) for tun in plan.tuns]))
+            relay = self._stack.enter_context(Relay(plan.tuns, descriptors))
         for shaped in plan.shaped:
             netlink = self._netlinks[shaped.namespace]
             held = netem.apply_plan(netlink, shaped.device, shaped.plan, link=shaped.label)
@@ -127,13 +127,13 @@ class _Builder:
                 settings[wanted.name] = {"sysctls": held}
         return settings
 
-    def _make_tuns(self) -> dict[str, int]:
-        """Make the TUN devices; their descriptors, by the names of the relay's ports."""
-        descriptors: dict[str, int] = {}
-        self._stack.callback(lambda: _close_at_once(list(descriptors.values())))
+    def _make_tuns(self) -> list[int]:
+        """Make the TUN devices; their descriptors, in the order of the plan."""
+        descriptors: list[int] = []
+        self._stack.callback(_close_at_once, descriptors)
         for tun in self._plan.tuns:
             with self._namespaces[tun.namespace].entered():
-                descriptors[tun.name] = open_tun(tun.device)
+                descriptors.append(open_tun(tun.device))
         return descriptors
 
     def _configure(self, wanted: NamespacePlan) -> dict[str, dict[str, bool]]:
@@ -195,17 +195,6 @@ class _Builder:
             if device.number in algorithms:
                 described[name]["congestion_control"] = algorithms[device.number]
         return described
-
-
-def _port(tun: Tun, descriptor: int) -> RelayPort:
-    return RelayPort(
-        name=tun.name,
-        address=tun.address,
-        tun_fd=descriptor,
-        up=tun.up,
-        down=tun.down,
-        overhead_bytes=tun.overhead_bytes,
-    )
 
 
 def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, NetworkDevice]:

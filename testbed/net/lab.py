@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from testbed.closing import Closing
 from testbed.directions import LinkDirection
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen
@@ -67,7 +67,7 @@ class Node:
     namespace: Namespace
 
 
-class Lab:
+class Lab(Closing):
     """Links that stand until it is closed; a context manager.
 
     It is used from the main thread only, like `Relay`; `counters` from any one thread.
@@ -102,14 +102,11 @@ class Lab:
             self.namespaces, self._relay = built.namespaces, built.relay
             self._meters = Meters(self._plan, self.namespaces, self._relay)
             stack.callback(self._meters.close)
-            self._driver: ScheduleDriver | None = None
-            self.schedules = None
-            if (varying := self._varying()) and follow:
-                self._driver = ScheduleDriver(varying)
-                stack.callback(self._driver.close)
-            elif varying:
-                self.schedules = Schedules(varying)
-                stack.callback(self.schedules.close)
+            self._follower: ScheduleDriver | Schedules | None = None
+            if varying := self._varying():
+                self._follower = ScheduleDriver(varying) if follow else Schedules(varying)
+                stack.callback(self._follower.close)
+            self.schedules = self._follower if isinstance(self._follower, Schedules) else None
             self.nodes = _nodes_of(self._plan, self.namespaces)
             self.links = self._plan.links
             self.record = LabRecord(
@@ -159,16 +156,14 @@ class Lab:
         start_ns = time.monotonic_ns() if start_ns is None else start_ns
         if self._relay is not None:
             self._relay.play(start_ns)
-        for follower in (self._driver, self.schedules):
-            if follower is not None:
-                follower.play(start_ns)
+        if self._follower is not None:
+            self._follower.play(start_ns)
         return start_ns
 
     def hold(self) -> None:
         """Go back to every pipe's own constant numbers; what is queued keeps its time."""
-        for follower in (self._driver, self.schedules):
-            if follower is not None:
-                follower.hold()
+        if self._follower is not None:
+            self._follower.hold()
         if self._relay is not None:
             self._relay.hold()
         for name, direction in sorted(self._changed):
@@ -214,7 +209,7 @@ class Lab:
         """Check that the lab still stands: LabError when the relay has died or a schedule could not be followed."""
         if self._relay is not None:
             self._relay.counters()
-        if self._driver is not None and (fault := self._driver.fault):
+        if isinstance(self._follower, ScheduleDriver) and (fault := self._follower.fault):
             raise LabError(f"the links' schedules are no longer followed: {fault}")
 
     def certify(
@@ -284,14 +279,6 @@ class Lab:
     def close(self) -> None:
         """Take it down. What still runs inside a namespace keeps that namespace, but not the links."""
         self._stack.close()
-
-    def __enter__(self) -> Lab:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _badness(certificate: Certificate) -> tuple[bool, float, int]:

@@ -7,12 +7,13 @@ Pure. topology.py draws a plan, build.py makes what it says, and lab.py owns wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import SpecError
 from testbed.net.kernel.netem_plan import NetemPlan
+from testbed.net.relay.client import RelayPort
 from testbed.profiles import LinkProfile, Pipe
 from testbed.spec import Topology, link_count
 
@@ -51,11 +52,11 @@ class NamespacePlan:
 
     name: str
     role: Role
-    addresses: tuple[tuple[str, str], ...]
-    """(device, address): each address stands alone, without a subnet."""
-    routes: tuple[Route, ...]
-    neighbours: tuple[Neighbour, ...]
     sysctls: Mapping[str, str]
+    addresses: list[tuple[str, str]] = field(default_factory=list)
+    """(device, address): each address stands alone, without a subnet."""
+    routes: list[Route] = field(default_factory=list)
+    neighbours: list[Neighbour] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +77,11 @@ class Cable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tun:
-    """A TUN device, and the pipes between it and the relay's switch."""
+class Tun(RelayPort):
+    """A TUN device, and what the relay does with it."""
 
-    name: str
-    """The relay's name for this port."""
     namespace: str
     device: str
-    address: str
-    up: Pipe | None
-    """Away from the device."""
-    down: Pipe | None
-    overhead_bytes: int
-    """What the pipes' rate counts on top of each IP packet."""
 
 
 @dataclass(frozen=True, kw_only=True)

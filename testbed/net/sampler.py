@@ -38,15 +38,13 @@ class Sampler:
     """How many have been taken so far."""
     latest: Sample | None
     """The last of them."""
-    cpu_s: float
-    """Processor time that they took, without the relay's own answers."""
     during: DuringRecord | None
     """How late the lab and the machine were, once it has been left."""
 
     def __init__(self, lab: Lab, path: Path, period_s: float = 0.1) -> None:
         """Make the file `path` for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
         self._lab, self._period_s = lab, period_s
-        self.samples, self.cpu_s, self.latest, self.during = 0, 0.0, None, None
+        self.samples, self.latest, self.during = 0, None, None
         self._lateness, self._real_time = [0] * _BUCKETS, True
         self._fault: BaseException | None = None
         self._stop = threading.Event()
@@ -59,23 +57,12 @@ class Sampler:
             self._stack = stack.pop_all()
 
     def _sockets(self) -> tuple[SocketSample, ...]:
-        return tuple(
-            SocketSample(
-                node=node,
-                local=connection.local,
-                remote=connection.remote,
-                congestion_control=connection.congestion_control,
-                rtt_us=connection.info.rtt_us,
-                cwnd_packets=connection.info.cwnd_packets,
-                unacked_packets=connection.info.unacked_packets,
-                retransmits=connection.info.retransmits,
-                delivery_rate_bps=connection.info.delivery_rate_bps,
-                bytes_acked=connection.info.bytes_acked,
-                bytes_received=connection.info.bytes_received,
-            )
+        told = (
+            {"node": node, **connection._asdict(), **connection.info._asdict()}
             for node, diagnosis in self._diagnoses
             for connection in diagnosis.connections()
         )
+        return tuple(SocketSample(**{name: each[name] for name in SocketSample.model_fields}) for each in told)
 
     def _take(self) -> None:
         if self.samples % _CHECK_EVERY == 0:
@@ -98,7 +85,6 @@ class Sampler:
                 self._wait(due)
         except BaseException as error:
             self._fault = error
-        self.cpu_s = time.thread_time()
 
     def _wait(self, due: float) -> None:
         """Wait until `due`, or until it is to stop, and count how late that was."""

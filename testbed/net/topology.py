@@ -17,7 +17,6 @@ to the relay process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.directions import LinkDirection
@@ -59,16 +58,6 @@ def node_name(index: int) -> str:
     return f"node-{index}"
 
 
-def boundary_name(index: int) -> str:
-    """Name the link between node `index` and the next one of a line."""
-    return f"boundary-{index}"
-
-
-def gateway_name(link: int) -> str:
-    """Name the namespace in the middle of a link."""
-    return f"gateway-{link}"
-
-
 def plan_lab(topology: Topology, profiles: Sequence[LinkProfile], nodes: int, engine: Engine) -> LabPlan:
     """Plan a star or a line, with one profile for all links or one per link: by node in a star, by boundary in a line.
 
@@ -95,7 +84,7 @@ def _draw_star(draft: _Draft, nodes: int) -> None:
         for i, end in enumerate(near):
             far = End(HUB, HUB_ADDRESS, f"link{i}")
             draft.add_cabled_link(
-                end.namespace, end, far, near_to="default", gateway=gateway_name(i), gateway_address=f"10.77.{i + 1}.1"
+                end.namespace, end, far, near_to="default", gateway=f"gateway-{i}", gateway_address=f"10.77.{i + 1}.1"
             )
         return
     hub = End(HUB, HUB_ADDRESS, _HUB_TUN)
@@ -114,12 +103,12 @@ def _draw_line(draft: _Draft, nodes: int) -> None:
     for i in range(nodes):
         draft.add_namespace(node_name(i), "node")
     for i, profile in enumerate(draft.profiles):
-        name = boundary_name(i)
+        name = f"boundary-{i}"
         near, far = End(node_name(i), f"10.78.{i}.1", _NEXT), End(node_name(i + 1), f"10.78.{i}.2", _PREVIOUS)
         draft.address(near)
         draft.address(far)
         if not draft.by_relay:
-            gateway, gateway_address = gateway_name(i), f"10.78.{i}.3"
+            gateway, gateway_address = f"gateway-{i}", f"10.78.{i}.3"
             draft.add_cabled_link(
                 name, near, far, near_to=f"{far.address}/32", gateway=gateway, gateway_address=gateway_address
             )
@@ -138,16 +127,6 @@ def _mac(link: int, end: int) -> str:
     return f"02:77:00:00:{link:02x}:{end:02x}"
 
 
-@dataclass
-class _NamespaceDraft:
-    """A namespace whose devices are not all known yet."""
-
-    role: Role
-    addresses: list[tuple[str, str]] = field(default_factory=list)
-    routes: list[Route] = field(default_factory=list)
-    neighbours: list[Neighbour] = field(default_factory=list)
-
-
 class _Draft:
     """A plan being drawn: namespaces first, then the links between them."""
 
@@ -159,7 +138,7 @@ class _Draft:
         """
         self.profiles = profiles
         self.by_relay = engine == "relay" and any(profile.shaped for profile in profiles)
-        self._namespaces: dict[str, _NamespaceDraft] = {}
+        self._namespaces: dict[str, NamespacePlan] = {}
         self._links: list[Link] = []
         self._cables: list[Cable] = []
         self._tuns: list[Tun] = []
@@ -167,7 +146,9 @@ class _Draft:
 
     def add_namespace(self, name: str, role: Role) -> None:
         """Add a namespace. TCP connections end in every one but gateways."""
-        self._namespaces[name] = _NamespaceDraft(role)
+        forward = role == "gateway" or (role == "hub" and not self.by_relay)
+        tcp = tcp_sysctls(self.profiles[0]) if role != "gateway" else {}
+        self._namespaces[name] = NamespacePlan(name=name, role=role, sysctls=base_sysctls(forward=forward) | tcp)
 
     def address(self, end: End, *, device: str | None = None) -> None:
         """Give a namespace the end's address, on the end's device unless another one (lo) is named."""
@@ -184,17 +165,7 @@ class _Draft:
         """Make an end a port of the relay. SpecError for a pipe that the relay cannot carry out."""
         for pipe in (up, down):
             refuse_unsupported(pipe)
-        self._tuns.append(
-            Tun(
-                name=port,
-                namespace=end.namespace,
-                device=end.device,
-                address=end.address,
-                up=up,
-                down=down,
-                overhead_bytes=overhead_bytes,
-            )
-        )
+        self._tuns.append(Tun(name=port, **end._asdict(), up=up, down=down, overhead_bytes=overhead_bytes))
 
     def add_link(
         self,
@@ -275,22 +246,10 @@ class _Draft:
         return LabPlan(
             mtu=self.profiles[0].mtu,
             overhead_bytes=0 if self.by_relay else ETHERNET_HEADER_BYTES,
-            nodes=tuple(name for name, draft in self._namespaces.items() if draft.role == "node"),
+            nodes=tuple(name for name, space in self._namespaces.items() if space.role == "node"),
             links=tuple(self._links),
-            namespaces=tuple(self._namespace(name, draft) for name, draft in self._namespaces.items()),
+            namespaces=tuple(self._namespaces.values()),
             cables=tuple(self._cables),
             tuns=tuple(self._tuns),
             shaped=tuple(self._shaped),
-        )
-
-    def _namespace(self, name: str, draft: _NamespaceDraft) -> NamespacePlan:
-        forward = draft.role == "gateway" or (draft.role == "hub" and not self.by_relay)
-        tcp = tcp_sysctls(self.profiles[0]) if draft.role != "gateway" else {}
-        return NamespacePlan(
-            name=name,
-            role=draft.role,
-            addresses=tuple(draft.addresses),
-            routes=tuple(draft.routes),
-            neighbours=tuple(draft.neighbours),
-            sysctls=base_sysctls(forward=forward) | tcp,
         )

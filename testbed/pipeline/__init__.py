@@ -1,12 +1,14 @@
-"""How does one stage train, beside the others, over its links?
+"""How does a recipe train: all its places in one process, or each over its links? And what does a stage have?
 
 | module | what it does | torch |
 |---|---|---|
 | `node` | what a stage has, and does as its program says (`jobs.pipeline`): maths, codecs, optimiser | yes |
 | `boundary` | codecs at a boundary: a tensor becomes a payload, and a tensor again | yes |
-| `train` | a stage over links, from end to end | yes |
+| `training` | what trainers need of each kind of job | yes |
+| `stages` | the same of a pipeline | yes |
+| `place` | one place of any kind over links, from end to end | yes |
 | `live` | runs any job's program at one place, over sockets | no |
-| `alone` | all stages in one process, without a network | yes |
+| `alone` | all places of any kind in one process, without a network | yes |
 | `pretrain` | trains a model of ours that workloads can begin with, once a machine | yes |
 | `at_boundaries` | what codecs make of the tensors at a model's boundaries, for experiments | yes |
 | `calibrate` | times every action, encode and decode, alone on one core | yes |

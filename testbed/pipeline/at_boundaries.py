@@ -7,7 +7,6 @@ machine does.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import os
 import sys
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from testbed.codecs.bench.measure import fidelity
 from testbed.codecs.check.subject import subject_of
+from testbed.csv_rows import read_rows, write_rows
 from testbed.errors import TestbedError
 from testbed.message_key import Direction
 from testbed.workloads import checkpoints, models
@@ -137,23 +137,12 @@ def _outliers(messages: list[Tensor]) -> tuple[int, float, float, float, float]:
 
 
 def _keys(path: Path, count: int) -> set[tuple[str, ...]]:
-    """Return the first `count` cells of each row; of a last line that was cut off, none, and it is taken away."""
-    if not path.exists():
-        return set()
-    text = path.read_text(encoding="utf8")
-    if not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text, encoding="utf8")
-    return {tuple(row[:count]) for row in csv.reader(text.splitlines()[1:])}
+    """Return the first `count` cells of each row."""
+    return {row[:count] for row in read_rows(path)}
 
 
 def _append(path: Path, row: TensorRow | CodecRow) -> None:
-    fresh = not path.exists() or path.stat().st_size == 0
-    with path.open("a", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if fresh:
-            writer.writerow(row._fields)
-        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row)
+    write_rows(path, row._fields, [*read_rows(path), row], digits=6)
 
 
 # ---------------------------------------------------------------------- the program of an experiment

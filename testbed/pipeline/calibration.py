@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Encoded, Key, Message, Node
 from testbed.records import CodecCosts, Duration, MessageCosts, PlaceCosts, StageMaths, WorkerMaths
-from testbed.spec import DataParallelSpec, OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
+from testbed.spec import OptimiserSpec, Recipe, TrainingSpec
 
 LEAST_SAMPLES = 12
 """Of a duration, before they are judged."""
@@ -43,35 +43,26 @@ class CalibrationJob(Frozen):
     """Where to run; None: anywhere."""
 
 
+Maths = tuple[StageMaths, ...] | tuple[WorkerMaths, ...]
+"""By stage, or by worker."""
+
+
 class Timed(Frozen):
-    """One subject's durations, by stage."""
+    """What was found of one subject."""
 
     name: str
     maths: tuple[StageMaths, ...] | None
     """Its own, where its codecs change the model."""
-    codecs: tuple[CodecCosts, ...]
-
-
-class TimedMessages(Frozen):
-    """What codecs do in one subject that is data parallel training, by sender."""
-
-    name: str
-    messages: tuple[MessageCosts, ...]
-
-
-class TimedPlaces(Frozen):
-    """What the places of one subject that is a job of a table `job` do."""
-
-    name: str
-    places: tuple[PlaceCosts, ...]
+    codecs: tuple[CodecCosts, ...] | tuple[MessageCosts, ...] | tuple[PlaceCosts, ...]
+    """What codecs do, by stage or by sender; of a job of a table `job`, all that its places do."""
 
 
 class CalibrationDone(Frozen):
     """A program's answer."""
 
-    subjects: tuple[Timed, ...] | tuple[TimedMessages, ...] | tuple[TimedPlaces, ...]
-    maths: dict[str, tuple[StageMaths, ...] | tuple[WorkerMaths, ...]]
-    """What subjects share, by its name: by stage, or by worker; what was known is left out."""
+    subjects: tuple[Timed, ...]
+    maths: dict[str, Maths]
+    """What subjects share, by its name; what was known is left out."""
     seconds: float
     rounds: int
 
@@ -97,26 +88,25 @@ class TimedNode:
 
     def work(self, what: str, key: Key, value: Any) -> Any:
         """Compute, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        result = self._node.work(what, key, value)
-        self.samples["work", what].append(time.thread_time_ns() - began_ns)
-        return result
+        return self._watch("work", what, lambda: self._node.work(what, key, value))
 
     def encode(self, key: Key, value: Any) -> Encoded:
         """Encode, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        encoded = self._node.encode(key, value)
-        self.samples["encode", key.what].append(time.thread_time_ns() - began_ns)
+        encoded: Encoded = self._watch("encode", key.what, lambda: self._node.encode(key, value))
         return encoded
 
     def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
         """Decode, and note how long it took."""
         if self.rest_s:
             time.sleep(self.rest_s)
-        began_ns = time.thread_time_ns()
-        values = self._node.decode(messages)
-        self.samples["decode", messages[0].key.what].append(time.thread_time_ns() - began_ns)
+        values: Sequence[Any] = self._watch("decode", messages[0].key.what, lambda: self._node.decode(messages))
         return values
+
+    def _watch(self, does: str, what: str, call: Callable[[], Any]) -> Any:
+        began_ns = time.thread_time_ns()
+        result = call()
+        self.samples[does, what].append(time.thread_time_ns() - began_ns)
+        return result
 
 
 def timed(recipe: Recipe) -> Recipe:
@@ -126,14 +116,9 @@ def timed(recipe: Recipe) -> Recipe:
     tensors from the beginning of training, and the learning rate is one that cannot diverge.
     """
     asked = recipe.pipeline
-    pipeline = PipelineSpec(
-        stages=asked.stages,
-        microbatches=asked.microbatches * asked.accumulation,
-        schedule="1f1b",
-        in_flight=asked.stages,
-        layers=asked.layers,
-        recompute=asked.recompute,
-    )
+    microbatches = asked.microbatches * asked.accumulation
+    order = {"microbatches": microbatches, "accumulation": 1, "schedule": "1f1b", "in_flight": asked.stages}
+    pipeline = asked.model_copy(update=order)
     plain = recipe.optimiser.algorithm == "sgd"
     optimiser = OptimiserSpec(
         algorithm=recipe.optimiser.algorithm,
@@ -147,13 +132,9 @@ def timed(recipe: Recipe) -> Recipe:
     training = TrainingSpec(steps=_STEPS, warmup_steps=0, seed=0, evaluate_every=0)
     changes: dict[str, object] = {"pipeline": pipeline, "optimiser": optimiser, "training": training}
     if recipe.data is not None:
-        changes["data"] = _timed_data(recipe.data)
+        # One local step is as long as another, however far workers are ahead.
+        changes["data"] = recipe.data.model_copy(update={"staleness": (0,), "local_steps": (1,)})
     return recipe.model_copy(update=changes)
-
-
-def _timed_data(data: DataParallelSpec) -> DataParallelSpec:
-    """Leave out how far workers are ahead; one local step is as long as another."""
-    return data.model_copy(update={"staleness": (0,), "local_steps": (1,)})
 
 
 def duration(samples: Sequence[int], *, per_step: int, step_ns: int) -> Duration:

@@ -17,11 +17,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from testbed.closing import Closing
 from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.jobs.pipeline import Ended as Ended
 from testbed.message_key import Phase
-from testbed.pipeline.job import Job
+from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.pacing import prefer
 from testbed.process import start_program
 
@@ -35,7 +36,7 @@ class Start(Frozen):
     """Run a job; the sockets of its `Gather` come with the message."""
 
     kind: Literal["start"] = "start"
-    job: Job
+    job: PlaceJob
 
 
 class Finish(Frozen):
@@ -118,7 +119,7 @@ def receive_order(channel: socket.socket) -> tuple[Start | Finish, list[socket.s
 
 
 # ------------------------------------------------------------------ the controller's end
-class Host:
+class Host(Closing):
     """A stage host, started and spoken to by the controller. A context manager that ends it."""
 
     def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
@@ -160,7 +161,7 @@ class Host:
             raise StageError(f"{self.name}: not ready within {timeout_s:g} s: found {message}; {self._words()}")
         return message
 
-    def start(self, job: Job, sockets: Sequence[socket.socket]) -> None:
+    def start(self, job: PlaceJob, sockets: Sequence[socket.socket]) -> None:
         """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host
         is gone.
         """
@@ -192,12 +193,6 @@ class Host:
             self.process.kill()
             self.process.wait()
         self._log.close()
-
-    def __enter__(self) -> Host:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _next(self, timeout_s: float) -> Ready | StepDone | EvaluationDone | JobDone | JobFailed | None:
         if not select.select([self._channel], [], [], timeout_s)[0]:

@@ -1,8 +1,7 @@
-"""Meet the other places at the end of a step, and decide alike when training ends. No torch.
+"""Meet the other places at the end of a step. No torch.
 
 `Gather` is an all-gather of a few numbers over Unix sockets, which uses no shaped link; place 0 is the hub. It also
-ends a step: nobody leaves `exchange` before everybody has entered it. `Stops` decides from what all places then know
-alike, so all of them end after the same step.
+ends a step: nobody leaves `exchange` before everybody has entered it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import json
 import math
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from testbed.errors import TransportError
-from testbed.message_key import Phase
 
 _LARGEST_BYTES = 128 * 1024  # fits a Unix socket's default buffer (208 KiB)
 
@@ -110,42 +108,3 @@ def global_norm(squares: Sequence[float]) -> float:
     split.
     """
     return math.sqrt(math.fsum(squares))
-
-
-class Stops:
-    """Decides when a job ends whose places meet: a `live.Ending`."""
-
-    def __init__(self, budget_s: float | None, dilation: int, asked: Callable[[], bool]) -> None:
-        """The lab takes `dilation` times as long as the world that the budget is for; `asked` says whether somebody
-        wants the job to end before its time.
-        """
-        self._budget_ns = math.inf if budget_s is None else budget_s * 1e9 * dilation
-        self._asked = asked
-        self._spent_ns = 0
-        self._line_ns = self._left_ns = self._everybody_left_ns = 0
-        self._counted_ns: int | None = None
-        self._to_end = self._updating = False
-
-    def tell(self) -> Any:
-        """Return when what came before was over here, and whether somebody wants the job to end."""
-        return [self._left_ns, self._counted_ns is not None and self._asked()]
-
-    def met(self, line_ns: int, told: Sequence[Any]) -> None:
-        """Hear when the last place was there, and what each has told. The first meeting begins the job."""
-        self._line_ns, self._everybody_left_ns = line_ns, max(left_ns for left_ns, _ in told)
-        self._to_end = any(asked for _, asked in told)
-        if self._counted_ns is None:
-            self._counted_ns = self._left_ns = line_ns
-
-    def goes_on(self, number: int, phase: Phase, end_ns: int) -> bool | None:
-        """Return what an `EndStep` returns. Evaluations are not paid for."""
-        assert self._counted_ns is not None
-        self._left_ns = end_ns
-        if phase == "train":
-            self._spent_ns += self._line_ns - self._counted_ns
-        elif self._updating:  # which the step before it could not count
-            self._spent_ns += max(0, self._everybody_left_ns - self._counted_ns)
-        self._counted_ns, self._updating = self._line_ns, phase == "train"
-        if self._to_end:
-            return False
-        return None if phase == "train" and self._spent_ns >= self._budget_ns else True

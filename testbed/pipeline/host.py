@@ -26,14 +26,15 @@ from testbed.codecs.catalogue import table
 from testbed.errors import StageError
 from testbed.pipeline import faults
 from testbed.pipeline.control import JobDone, JobFailed, Ready, Start, receive_order, send
-from testbed.pipeline.job import Job
+from testbed.pipeline.job import PlaceJob
 from testbed.process import die_with_parent, drop_capabilities
 from testbed.workloads import models
 
 _PRELOADED = (
-    "testbed.pipeline.train",
-    "testbed.replicas.live",
-    "testbed.kinds.live",
+    "testbed.pipeline.place",
+    "testbed.pipeline.stages",
+    "testbed.replicas.training",
+    "testbed.kinds.coded",
     *models.family_modules(),
     *table.codec_modules(),
 )
@@ -43,7 +44,7 @@ _LONGEST_TEXT = 8_000
 class _Child:
     """A forked job. A pipe to the host says how it ended, and a flag from the host asks it to finish."""
 
-    def __init__(self, job: Job, sockets: list[socket.socket], channel: socket.socket) -> None:
+    def __init__(self, job: PlaceJob, sockets: list[socket.socket], channel: socket.socket) -> None:
         host = os.getpid()
         self._job = job
         self._kills = faults.oom_kills()
@@ -83,7 +84,7 @@ class _Child:
     def _recorded(self) -> int:
         """Count the steps and evaluations that it has written down."""
         try:
-            return (Path(self._job.folder) / f"steps-{self._job.stage}.jsonl").read_bytes().count(b"\n")
+            return (Path(self._job.folder) / f"steps-{self._job.place}.jsonl").read_bytes().count(b"\n")
         except OSError:
             return 0
 
@@ -93,16 +94,17 @@ class _Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _work(job: Job, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int) -> NoReturn:
+def _work(
+    job: PlaceJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int
+) -> NoReturn:
     """Do the job in the child, say on the pipe how it ended, and never return into the host's code."""
     status = 1
     try:
         die_with_parent(host)
-        log = os.open(Path(job.folder) / f"stage-{job.stage}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(Path(job.folder) / f"stage-{job.place}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-        module, _, name = job.program.partition(":")
-        ended = getattr(importlib.import_module(module), name)(
+        ended = importlib.import_module("testbed.pipeline.place").run_place(
             job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0])
         )
         os.write(pipe, JobDone(ended=ended).model_dump_json().encode())

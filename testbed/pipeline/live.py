@@ -13,55 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from testbed.counters import DeviceCounters
 from testbed.errors import SpecError, TransportError
-from testbed.jobs.actions import (
-    Begin,
-    Collect,
-    Decode,
-    Encode,
-    EndStep,
-    Fork,
-    Key,
-    Meet,
-    Message,
-    Node,
-    Program,
-    Receive,
-    Send,
-    Wait,
-    Work,
-)
+from testbed.jobs import actions
+from testbed.jobs.actions import Key, Message, Node, Program
 from testbed.jobs.loop import MAIN, Began, Ended, Lane, Observer
-from testbed.jobs.recorder import Named
-from testbed.message_key import Phase, Side
 from testbed.pipeline.carried import least_round_trip_ns
-from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.pipeline.ending import Ending
 from testbed.pipeline.gather import Gather
-from testbed.pipeline.job import LinkedWork
-from testbed.pipeline.pacing import Line, Takes
-from testbed.pipeline.step_log import StepLog
+from testbed.pipeline.pacing import Line
 from testbed.pipeline.transport import Arrival, Connection
-
-
-class Ending(Protocol):
-    """Decides with the other places when the job ends."""
-
-    def tell(self) -> Any:
-        """Return what the others are to be told when all meet: None, numbers, lists of these."""
-        ...
-
-    def met(self, line_ns: int, told: Sequence[Any]) -> None:
-        """Hear where the lines of all are, and what each has told."""
-        ...
-
-    def goes_on(self, number: int, phase: Phase, end_ns: int) -> Any:
-        """Return what an `EndStep` returns that ended then."""
-        ...
 
 
 class _Forked(NamedTuple):
@@ -95,18 +58,17 @@ class Live:
         *,
         gather: Gather,
         ending: Ending,
-        takes: Takes | None,
-        dilation: int = 1,
+        line: Callable[[], Line],
         timeout_s: float,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`peers`: connections, by place; those of places that the program goes on without are taken out. `takes` and
-        `dilation` as a `Line` has them. `timeout_s`: the longest wait for one message.
+        """`peers`: connections, by place; those of places that the program goes on without are taken out. `line` makes
+        a lane's time. `timeout_s`: the longest wait for one message.
         """
         self._place, self._node, self._peers = place, node, peers
         self._gather, self._ending, self._timeout_s, self._observers = gather, ending, timeout_s, observers
-        self._takes, self._dilation = takes, dilation
-        self._main = _Lane(place, MAIN, 0, Line(takes, dilation))
+        self._line = line
+        self._main = _Lane(place, MAIN, 0, line())
         self._lanes: dict[str, tuple[_Lane, threading.Thread]] = {}
         self._forked: dict[Key, Future[tuple[Any, int]]] = {}
         """What has been forked and not waited for: what it returned, and where its line was then."""
@@ -116,17 +78,17 @@ class Live:
         self._heard = threading.Condition()
         self._began_ns = 0
         self._does: Mapping[type, Callable[[_Lane, Any], Any]] = {
-            Begin: self._begin,
-            Work: self._work,
-            Encode: self._encode,
-            Decode: self._decode,
-            Send: self._send,
-            Receive: self._receive,
-            Collect: self._collect,
-            Fork: self._fork,
-            Wait: self._wait,
-            Meet: self._meet,
-            EndStep: self._end_step,
+            actions.Begin: self._begin,
+            actions.Work: self._work,
+            actions.Encode: self._encode,
+            actions.Decode: self._decode,
+            actions.Send: self._send,
+            actions.Receive: self._receive,
+            actions.Collect: self._collect,
+            actions.Fork: self._fork,
+            actions.Wait: self._wait,
+            actions.Meet: self._meet,
+            actions.EndStep: self._end_step,
         }
 
     def run(self, program: Program) -> Any:
@@ -138,7 +100,7 @@ class Live:
         for connection in self._peers.values():
             connection.heard = self._hear
         self._main.line.came(self._main.line.now())
-        self._meet(self._main, Meet())
+        self._meet(self._main, actions.Meet())
         self._began_ns = self._main.line.at_ns
         try:
             value = self._go_through(self._main, program)
@@ -169,7 +131,7 @@ class Live:
             except TransportError as error:
                 lost = error
             else:
-                if type(action) is not Fork:  # which was told before its lane could say that it has begun
+                if type(action) is not actions.Fork:  # which was told before its lane could say that it has begun
                     self._tell(lane, action, value, begin_ns)
 
     def _go_on_without(self, lost: TransportError) -> None:
@@ -184,20 +146,22 @@ class Live:
                 observer.did(lane, action, value, begin_ns, end_ns)
 
     # ------------------------------------------------------------------ what the node does
-    def _begin(self, lane: _Lane, action: Begin) -> None:
+    def _begin(self, lane: _Lane, action: actions.Begin) -> None:
         lane.line.begin(action.kind is not None)
 
-    def _work(self, lane: _Lane, action: Work) -> Any:
+    def _work(self, lane: _Lane, action: actions.Work) -> Any:
         return self._spend(lane, action, lambda: self._node.work(*action))
 
-    def _encode(self, lane: _Lane, action: Encode) -> Message:
+    def _encode(self, lane: _Lane, action: actions.Encode) -> Message:
         made = self._spend(lane, action, lambda: self._node.encode(action.key, action.value))
         return Message(action.key, made.payload, raw_bytes=made.raw_bytes, choice=made.choice)
 
-    def _decode(self, lane: _Lane, action: Decode) -> Any:
+    def _decode(self, lane: _Lane, action: actions.Decode) -> Any:
         return self._spend(lane, action, lambda: self._node.decode(action.messages))
 
-    def _spend(self, lane: _Lane, action: Work | Encode | Decode, maths: Callable[[], Any]) -> Any:
+    def _spend(
+        self, lane: _Lane, action: actions.Work | actions.Encode | actions.Decode, maths: Callable[[], Any]
+    ) -> Any:
         began_ns = lane.line.now()
         value = maths()
         if (paced := lane.line.spent(action, began_ns)) is not None:
@@ -205,7 +169,7 @@ class Live:
         return value
 
     # ------------------------------------------------------------------ messages
-    def _send(self, lane: _Lane, action: Send) -> None:
+    def _send(self, lane: _Lane, action: actions.Send) -> None:
         if action.awaited:
             raise SpecError("a job that waits until its messages are delivered is played, and does not run live")
         message, peer, note, _ = action
@@ -220,7 +184,7 @@ class Live:
         except TransportError as error:
             raise _lost(peer, error) from error
 
-    def _receive(self, lane: _Lane, action: Receive) -> Message:
+    def _receive(self, lane: _Lane, action: actions.Receive) -> Message:
         message = self._take(action.key, action.peer)
         lane.line.came(message.last_byte_ns)
         return message
@@ -246,7 +210,7 @@ class Live:
             round_trip_ns=least_round_trip_ns(connection.socket),
         )
 
-    def _collect(self, lane: _Lane, action: Collect) -> Sequence[Message]:
+    def _collect(self, lane: _Lane, action: actions.Collect) -> Sequence[Message]:
         """Take what had arrived when it was time, by the times of arrival: who woke up first decides nothing."""
         lane.line.wait()
         until_ns = self._began_ns + action.until_ns
@@ -283,9 +247,9 @@ class Live:
             self._heard.notify_all()
 
     # ------------------------------------------------------------------ lanes and other places
-    def _fork(self, lane: _Lane, action: Fork) -> None:
+    def _fork(self, lane: _Lane, action: actions.Fork) -> None:
         if action.lane not in self._lanes:
-            new = _Lane(self._place, action.lane, 1 + len(self._lanes), Line(self._takes, self._dilation))
+            new = _Lane(self._place, action.lane, 1 + len(self._lanes), self._line())
             thread = threading.Thread(target=self._run_lane, args=(new,), name=action.lane, daemon=True)
             self._lanes[action.lane] = new, thread
             thread.start()
@@ -310,13 +274,13 @@ class Live:
             else:
                 future.set_result((value, lane.line.at_ns))
 
-    def _wait(self, lane: _Lane, action: Wait) -> Any:
+    def _wait(self, lane: _Lane, action: actions.Wait) -> Any:
         value, ended_ns = self._forked[action.key].result()
         del self._forked[action.key]
         lane.line.came(ended_ns)
         return value
 
-    def _meet(self, lane: _Lane, action: Meet) -> Sequence[Any]:
+    def _meet(self, lane: _Lane, action: actions.Meet) -> Sequence[Any]:
         if action.places is not None:
             raise SpecError("a job of which only some places meet is played, and does not run live")
         told = self._gather.exchange([lane.line.at_ns, self._ending.tell(), action.value])
@@ -325,54 +289,10 @@ class Live:
         self._ending.met(line_ns, [words for _, words, _ in told])
         return [value for _, _, value in told]
 
-    def _end_step(self, lane: _Lane, action: EndStep) -> Any:
+    def _end_step(self, lane: _Lane, action: actions.EndStep) -> Any:
         lane.step = action.number + 1
         lane.line.came(lane.line.at_ns)
         return self._ending.goes_on(action.number, action.phase, lane.line.recorded_ns)
-
-
-def run_place(
-    job: LinkedWork,
-    node: Node,
-    program: Program,
-    *,
-    connections: MutableMapping[int, Connection],
-    gather: Gather,
-    counters: DeviceCounters | None,
-    ending: Ending,
-    takes: Takes | None,
-    named: Callable[[Key], Named],
-    sides: Mapping[int, Side | int],
-    report: Callable[[StepDone | EvaluationDone], None],
-) -> Any:
-    """Run a place's program and write its records into the job's folder; returns what the program returns. Connections
-    to places that it goes on without are taken out.
-    """
-    with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
-        log = StepLog(
-            node,
-            steps,
-            named=named,
-            warmup_steps=job.training.warmup_steps,
-            connections=connections,
-            sides=sides,
-            counters=counters,
-            report=report,
-        )
-        live = Live(
-            job.stage,
-            node,
-            connections,
-            gather=gather,
-            ending=ending,
-            takes=takes,
-            dilation=job.compute.dilation,
-            timeout_s=job.limits.message_s,
-            observers=[log],
-        )
-        value = live.run(program)
-        log.finish(job.limits.message_s)
-    return value
 
 
 def _lost(peer: int, error: TransportError) -> TransportError:

@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, Hook
-from testbed.codecs.make import make
-from testbed.errors import UserError
+from testbed.codecs.contract import Hook
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.recorder import Said
-from testbed.message_key import MessageKey, Phase, Side
+from testbed.message_key import MessageKey, Phase
 from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
-from testbed.pipeline.carried import Carried
 from testbed.pipeline.gather import global_norm
-from testbed.pipeline.job import StageWork
 from testbed.pipeline.optimise import Optimiser, learning_rate
-from testbed.workloads.build import build_stage
+from testbed.spec import Recipe, text_of
 from testbed.workloads.data import Batch, Data
 from testbed.workloads.stage_model import StageModel
 
 _FP32_BYTES = 4
-Measure = Callable[[], Carried]
 
 
 class Outgoing(NamedTuple):
@@ -73,14 +65,16 @@ class StageNode:
 
     def __init__(
         self,
-        stage: StageWork,
+        recipe: Recipe,
+        place: int,
         *,
         model: StageModel,
         data: Data,
         upstream: Boundary | None,
         downstream: Boundary | None,
     ) -> None:
-        self._stage, self._model, self._data = stage, model, data
+        self._recipe, self._workload, self._parts = recipe, text_of(recipe), microbatches(recipe)
+        self._name, self._model, self._data = recipe.pipeline.places[place], model, data
         self._upstream, self._downstream = upstream, downstream
         # Before the optimiser, because codecs that change the model put other parameters into it.
         self._upper = None if upstream is None else upstream.hook(model)
@@ -89,7 +83,7 @@ class StageNode:
         """The codecs' parts in the model."""
         learned = itertools.chain(model.parameters(), *(hook.parameters() for hook in self.hooks))
         rowwise = {parameter: axis for hook in self.hooks for parameter, axis in hook.rowwise().items()}
-        self._optimiser = Optimiser(dict.fromkeys(learned), stage.optimiser, rowwise)
+        self._optimiser = Optimiser(dict.fromkeys(learned), recipe.optimiser, rowwise)
         self._batches: dict[int, Batch] = {}
         """The micro-batches of this step or evaluation, by their numbers in its record."""
         self._kept: dict[int, _Kept] = {}
@@ -146,22 +140,22 @@ class StageNode:
     def _start(self, key: Key) -> None:
         """Fetch what is learned from, or what the model is evaluated on."""
         self.doing = f"at {key.phase} step {key.step}"
-        training, parts = key.phase == "train", self._stage.microbatches
+        training, parts = key.phase == "train", self._parts
         self._model.train(training)
         if training:
             for hook in self.hooks:
                 hook.begin(key.step, parts)
             self._batches = {part: self._data.train(key.step, part, parts) for part in range(parts)}
         else:
-            numbers = itertools.product(range(self._stage.workload.validation_batches), range(parts))
+            numbers = itertools.product(range(self._workload.validation_batches), range(parts))
             self._batches = {
                 number * parts + part: self._data.validation(number, part, parts) for number, part in numbers
             }
 
     def _update(self, step: int, norm: float) -> None:
         if not math.isfinite(norm):
-            raise faults.diverged(self._stage.name, "gradient norm", norm, self.doing)
-        rate = learning_rate(self._stage.optimiser, step, self._stage.training.steps)
+            raise faults.diverged(self._name, "gradient norm", norm, self.doing)
+        rate = learning_rate(self._recipe.optimiser, step, self._recipe.training.steps)
         self._optimiser.update(norm, rate)
         for hook in self.hooks:
             hook.after_step(step, rate)
@@ -169,11 +163,11 @@ class StageNode:
 
     def _evaluated(self) -> list[float]:
         loss = self._loss()
-        self._said = Said(loss, tokens=self._tokens(self._stage.workload.validation_batches))
+        self._said = Said(loss, tokens=self._tokens(self._workload.validation_batches))
         return [] if loss is None else [loss]
 
     def _tokens(self, batches: int) -> int:
-        return batches * self._stage.workload.batch_size * self._stage.workload.sequence_length
+        return batches * self._workload.batch_size * self._workload.sequence_length
 
     def _loss(self) -> float | None:
         """Return the mean over the micro-batches since the last call; None except at the last stage."""
@@ -182,7 +176,7 @@ class StageNode:
 
     # ------------------------------------------------------------------ one micro-batch
     def _forward(self, key: Key, value: Tensor | None) -> Outgoing | None:
-        training, recompute = key.phase == "train", self._stage.pipeline.recompute
+        training, recompute = key.phase == "train", self._recipe.pipeline.recompute
         source = self._batch(key).inputs if value is None else value.requires_grad_(training)
         with torch.set_grad_enabled(training and not recompute):
             outputs, values_in, values_out = self._through(source, key)
@@ -197,7 +191,7 @@ class StageNode:
         if outputs is None:
             outputs = self._through(source, key).outputs
         if self._downstream is None:
-            outputs = outputs / self._stage.microbatches
+            outputs = outputs / self._parts
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
         if self._upstream is None:
             return None
@@ -222,10 +216,10 @@ class StageNode:
         self._losses.append(loss)
         if not math.isfinite(loss):
             where = f"{self.doing}, micro-batch {self._number(key)}"
-            raise faults.diverged(self._stage.name, "loss", loss, where)
+            raise faults.diverged(self._name, "loss", loss, where)
 
     def _number(self, key: Key) -> int:
-        return self._stage.number_in_record(key.phase, key.step, key.part)
+        return number_in_record(self._recipe, key.phase, key.step, key.part)
 
     def _batch(self, key: Key) -> Batch:
         return self._batches[self._number(key)]
@@ -235,55 +229,19 @@ class StageNode:
         return MessageKey(key.phase, key.step, key.part, self._batch(key).samples)
 
 
-def _refuse() -> NoReturn:
-    raise UserError(
-        "its codec goes by what its link carries, so the network takes part in the maths and it cannot be trained "
-        'without one; run such cells with timing = "live"'
-    )
+def microbatches(recipe: Recipe) -> int:
+    """Return how many micro-batches a step has: those of every round of the schedule."""
+    return recipe.pipeline.microbatches * recipe.pipeline.accumulation
 
 
-_NO_LINKS: Mapping[Side, Measure] = MappingProxyType({"upstream": _refuse, "downstream": _refuse})
+def number_in_record(recipe: Recipe, phase: Phase, step: int, microbatch: int) -> int:
+    """Return the number that a micro-batch has in the record of its step or evaluation; `step`, as in its key.
 
-
-def make_node(
-    stage: StageWork,
-    *,
-    measure: Mapping[Side, Measure] = _NO_LINKS,
-    model: Any = None,
-    data: Any = None,
-    codec: Callable[[Context], Codec] | None = None,
-) -> StageNode:
-    """Build what a stage has. `measure` measures its links, for codecs that go by them; UserError without. The last
-    three are for tests: they stand in for the stage's own.
+    The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it
+    remembers of a micro-batch is as old as it is in training; the key's step therefore goes on from batch to batch and
+    from one evaluation to the next. A record is about the whole evaluation, so it counts the micro-batches of all its
+    batches through.
     """
-
-    def boundary(side: Side, index: int) -> Boundary | None:
-        if not 0 <= index < stage.pipeline.stages - 1:
-            return None
-        making = codec or partial(make, stage.codec)
-        return Boundary(side, index=index, seed=stage.training.seed, make=making, measure=measure[side])
-
-    return StageNode(
-        stage,
-        model=build_model(stage) if model is None else model,
-        data=open_data(stage) if data is None else data,
-        upstream=boundary("upstream", stage.stage - 1),
-        downstream=boundary("downstream", stage.stage),
-    )
-
-
-def build_model(stage: StageWork) -> StageModel:
-    """Build a stage's layers."""
-    return build_stage(
-        stage.workload,
-        stage=stage.stage,
-        stages=stage.pipeline.stages,
-        seed=stage.training.seed,
-        vocabulary=stage.vocabulary,
-        layers=stage.pipeline.layers,
-    )
-
-
-def open_data(stage: StageWork) -> Data:
-    """Open what it learns from. SpecError where that does not hold the workload."""
-    return Data(np.load(stage.tokens, mmap_mode="r"), stage.workload, stage.training.seed)
+    if phase == "train":
+        return microbatch
+    return step % text_of(recipe).validation_batches * microbatches(recipe) + microbatch

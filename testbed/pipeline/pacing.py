@@ -12,12 +12,11 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from testbed.jobs.actions import Action, Decode, Work
 from testbed.jobs.recorder import PacedWork
-from testbed.spec import CodecCost, Measured, Paced, Stated
 
 PRIORITY = 2
 """Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after
@@ -169,13 +168,3 @@ class Line:
         self.recorded_ns = max(self.recorded_ns, self.at_ns)
         held = self._in_action and isinstance(action, Work) and took_ns
         return PacedWork(began_ns, ended_ns, self.at_ns) if held else None
-
-
-def takes(compute: Measured | Paced | Stated, durations_ns: Mapping[str, int], codec_cost: CodecCost) -> Takes | None:
-    """Return how long a place takes for what, as a `Line` has it. `durations_ns`: of work, by name, in the lab's
-    nanoseconds; other work takes no time.
-    """
-    if not isinstance(compute, Paced):
-        return None
-    codec_ns = None if codec_cost == "host" else 0
-    return lambda action: durations_ns.get(action.what, 0) if isinstance(action, Work) else codec_ns

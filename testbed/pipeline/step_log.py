@@ -24,7 +24,10 @@ from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.transport import Connection, SentFrame
 from testbed.records import CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
+_SENT_NS = ("queued_ns", "first_byte_ns", "last_byte_ns")
 Report = Callable[[StepDone | EvaluationDone], None]
+Settle = Callable[[Sequence[tuple[Recorded, Said]]], Said]
+"""Of what all places did in a step or an evaluation, and say of it: what the last one's record says."""
 
 
 class _Crossed(NamedTuple):
@@ -49,17 +52,29 @@ class OnHostClock:
 class Records:
     """Writes what places did, a line of JSON for each step or evaluation, with what their nodes say of it."""
 
-    def __init__(self, nodes: Sequence[Node], outputs: Sequence[IO[str]], warmup_steps: int, report: Report) -> None:
-        """`outputs` are by place. A node may have a method `said(step, phase) -> Said`; `report` is told of what has a
-        loss, at the last place.
+    def __init__(
+        self, nodes: Sequence[Node], outputs: Sequence[IO[str]], warmup_steps: int, report: Report, settle: Settle
+    ) -> None:
+        """`outputs` are by place. A node may have a method `said(step, phase) -> Said`; `settle` says what the last
+        place does of what all have said; `report` is told of what has a loss, at the last place.
         """
         self._nodes, self._outputs, self._warmup_steps, self._report = nodes, outputs, warmup_steps, report
+        self._settle = settle
+        self._held: list[deque[tuple[Recorded, Said]]] = [deque() for _ in nodes]
+        """By place: what is not written yet. All places have as many records, and the last one's follows from all."""
 
     def write(self, place: int, done: Recorded) -> None:
+        """Write what all places have done by now."""
+        self._held[place].append((done, _said(self._nodes[place], done.step, done.phase)))
+        while all(self._held):
+            every = [held.popleft() for held in self._held]
+            said = self._settle(every)
+            for other, (theirs, others) in enumerate(every[:-1]):
+                self._write(other, theirs, others._replace(loss=None, accuracy=None))
+            self._write(len(every) - 1, every[-1][0], said)
+
+    def _write(self, place: int, done: Recorded, said: Said) -> None:
         """Write a line, whole, so that a crash can only cut off the last."""
-        said = _said(self._nodes[place], done.step, done.phase)
-        if place != len(self._nodes) - 1:
-            said = said._replace(loss=None, accuracy=None)
         done.sent.sort(key=lambda frame: _is_downstream(frame, "forward"))
         record = _record(done, said, self._warmup_steps, _Crossed(None, ()))
         self._outputs[place].write(record.model_dump_json() + "\n")
@@ -93,15 +108,15 @@ class StepLog:
         named: Callable[[Key], Named],
         warmup_steps: int,
         connections: Mapping[int, Connection],
-        sides: Mapping[int, Side | int],
+        side: Callable[[int], Side | int],
         counters: DeviceCounters | None,
         report: Report,
     ) -> None:
-        """`node` may have a method `said(step, phase) -> Said`. `connections` and `sides`, which is what records call
-        them, by peer. `report` is told of what has a loss.
+        """`node` may have a method `said(step, phase) -> Said`. `connections` are by peer, and `side` returns
+        what records call one. `report` is told of what has a loss.
         """
         self._node, self._steps, self._warmup_steps, self._report = node, steps, warmup_steps, report
-        self._connections, self._sides, self._counters = connections, sides, counters
+        self._connections, self._side, self._counters = connections, side, counters
         self._recorder = Recorder(self._write, named, HEADER_BYTES)
         self._crossed: _Crossed | None = None
         self._ended: deque[tuple[Said, _Crossed]] = deque()
@@ -129,9 +144,7 @@ class StepLog:
     def _read(self) -> _Crossed:
         return _Crossed(
             None if self._counters is None else self._counters.read(),
-            tuple(
-                socket_record(connection.socket, self._sides[peer]) for peer, connection in self._connections.items()
-            ),
+            tuple(socket_record(connection.socket, self._side(peer)) for peer, connection in self._connections.items()),
         )
 
     def _write(self, place: int, step: Recorded) -> None:
@@ -156,13 +169,7 @@ class StepLog:
             # What was for a peer that is gone has not left, and will not.
             frames = [self._left.pop(message, None) for message in messages]
             sent = [
-                each.model_copy(
-                    update={
-                        "queued_ns": frame.queued_ns,
-                        "first_byte_ns": frame.first_byte_ns,
-                        "last_byte_ns": frame.last_byte_ns,
-                    }
-                )
+                each.model_copy(update={name: getattr(frame, name) for name in _SENT_NS})
                 for each, frame in zip(record.sent, frames, strict=True)
                 if frame is not None
             ]
@@ -203,15 +210,5 @@ def socket_record(sock: socket.socket, peer: Side | int) -> SocketRecord:
     """Read TCP_INFO of a connection, in a microsecond and without a packet. CapabilityError on a kernel before 4.19."""
     info = tcp_info.read_tcp_info(sock)
     algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return SocketRecord(
-        peer=peer,
-        congestion_control=algorithm.split(b"\0", 1)[0].decode(),
-        rtt_us=info.rtt_us,
-        min_rtt_us=info.min_rtt_us,
-        cwnd_packets=info.cwnd_packets,
-        bytes_sent=info.bytes_sent,
-        bytes_retransmitted=info.bytes_retransmitted,
-        segments_out=info.segments_out,
-        segments_in=info.segments_in,
-        retransmits=info.retransmits,
-    )
+    recorded = {name: value for name, value in info._asdict().items() if name in SocketRecord.model_fields}
+    return SocketRecord(peer=peer, congestion_control=algorithm.split(b"\0", 1)[0].decode(), **recorded)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from testbed.counters import DeviceCounters
 from testbed.errors import StageError, TransportError
 from testbed.pipeline.gather import Gather
-from testbed.pipeline.job import Endpoint, LinkedWork
+from testbed.pipeline.job import Endpoint, PlaceJob
 from testbed.pipeline.pacing import be_prompt, step_back
 from testbed.pipeline.transport import Connection
 
@@ -44,22 +44,21 @@ class Wiring:
 
     def __init__(
         self,
-        job: LinkedWork,
+        job: PlaceJob,
         sockets: Sequence[socket.socket],
         *,
-        places: Sequence[str],
-        peers: Sequence[Sequence[int]],
-        names: Sequence[str] = (),
+        names: Sequence[str],
         max_payload_bytes: int,
         max_frames: int,
     ) -> None:
-        """`sockets` are those of the job's `Gather`; both they and what is opened here are closed at the end. `places`
-        are all places' names, `peers` whom each exchanges messages with. The rest as a `Connection` has it.
+        """`sockets` are those of the job's `Gather`; both they and what is opened here are closed at the end. The
+        rest as a `Connection` has it.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._job, self._place, self._places, self._peers = job, job.stage, places, peers
+        self._job, self._place, self._peers = job, job.place, job.peers
+        self._places = job.recipe.parallelism.places
         self._names, self._max_payload_bytes, self._max_frames = names, max_payload_bytes, max_frames
-        self._numbered = any(len(self._earlier(place)) > 1 for place in range(len(peers)))
+        self._numbered = any(len(self._earlier(place)) > 1 for place in range(len(job.peers)))
         self.connections: dict[int, Connection] = {}
         """By peer."""
         self.counters: DeviceCounters | None = None

@@ -16,13 +16,12 @@ steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model
 shapes    what a model's shapes, a device and a codec's size make of such a trace
 data_parallel  the same of workers that hold whole models: a server, rings, delayed aggregation
-hybrid    kinds     the job that is played of a cell of any kind
-pipelines within replicas and data parallel across them, at the sites of a scenario
+hybrid    pipelines within replicas and data parallel across them, at the sites of a scenario
 scenarios who trains together, over which links: scenarios.toml
 churn     who of them is away when, and so who takes part in which step
+kinds     the job that is played of a cell of any kind
 pipelines a training becomes a job that is played: its sizes, and how long stages work on what
-replicas  the same of data parallel training; replica_times.py says how long nodes work on what, replica_steps.py has
-          the steps that its certificates are judged by
+replicas  the same of data parallel training; replica_steps.py has the steps that its certificates are judged by
 
 guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:
 job          what is to be played over which lab, and what became of it

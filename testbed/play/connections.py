@@ -11,8 +11,8 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
+from testbed.closing import Closing
 from testbed.counters import DeviceCounters
 from testbed.errors import TransportError
 from testbed.net.lab import Lab
@@ -33,7 +33,7 @@ def reachable(topology: Topology, node: int, peer: int) -> bool:
     return topology == "star" or abs(node - peer) == 1
 
 
-class Connections:
+class Connections(Closing):
     """Connections that stand until they are closed; a context manager."""
 
     def __init__(self, lab: Lab, pairs: Sequence[tuple[int, int]]) -> None:
@@ -131,11 +131,3 @@ class Connections:
     def close(self) -> None:
         """Close them all."""
         self._stack.close()
-
-    def __enter__(self) -> Connections:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

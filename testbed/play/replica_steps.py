@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from testbed.metrics.bound import MANY_ACTIONS, STEPS, BoundedStep, Deviations, spread_out
-from testbed.metrics.ideal import RecordedReplicas
+from testbed.metrics.ideal import RecordedReplicas, trained_steps
 from testbed.metrics.links import Queues
 from testbed.metrics.steps import align, steady
 from testbed.metrics.wires import Wires
 from testbed.play import replicas
 from testbed.play.ideal import ideal_steps_ns
-from testbed.play.replica_times import stated_times
 from testbed.records import StepRecord
 from testbed.spec import Cell
 
@@ -44,7 +43,7 @@ def replica_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns
     first, end, length = chosen[0].number, chosen[-1].number + 1, _CYCLES * cell.cycle
     firsts = list(range(first, max(first, end - length) + 1))
     large = length * sum(len(record.received) for record in chosen[-1].records) > MANY_ACTIONS
-    trained = [[record for record in records if record.phase == "train"] for records in nodes]
+    trained = trained_steps(nodes)
     windows = [
         (
             RecordedReplicas(cell.data, trained, range(begin, min(end, begin + length))),
@@ -76,7 +75,7 @@ def stated_replica_step(cell: Cell, frame_bytes: Sequence[int], said: str) -> Bo
         due = step - (0 if data.arrivals is not None else data.staleness_of(worker))
         return [due] if due >= 0 else []
 
-    trace = replicas.stated_job(cell, _CYCLES * cell.cycle, frames, applied, stated_times(cell)).trace()
+    trace = replicas.stated_job(cell, _CYCLES * cell.cycle, frames, applied, replicas.stated_times(cell)).trace()
 
     def seconds(deviations: Deviations) -> list[float]:
         spans = ideal_steps_ns(trace, Queues(Wires(cell, None, deviations)), trace.steps)

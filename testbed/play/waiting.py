@@ -8,6 +8,8 @@ import select
 import time
 from typing import Final, Protocol
 
+from testbed.closing import Closing
+
 READABLE: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 WRITABLE: Final = select.EPOLLOUT
 DUE: Final = -1
@@ -37,7 +39,7 @@ class Waiter(Protocol):
         ...
 
 
-class EpollWaiter:
+class EpollWaiter(Closing):
     """The kernel's clock and events; a context manager. Python 3.11 has no timerfd, and epoll's own time limit counts
     milliseconds.
     """
@@ -101,9 +103,3 @@ class EpollWaiter:
         """Close both."""
         self._epoll.close()
         os.close(self._timer)
-
-    def __enter__(self) -> EpollWaiter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

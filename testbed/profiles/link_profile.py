@@ -255,13 +255,23 @@ class LinkProfile(Frozen):
     down: Pipe | None
 
     @property
+    def pipes(self) -> tuple[Pipe, ...]:
+        """The directions that are shaped."""
+        return tuple(pipe for pipe in (self.up, self.down) if pipe is not None)
+
+    @property
     def shaped(self) -> bool:
-        return self.up is not None or self.down is not None
+        return bool(self.pipes)
 
     @property
     def varies(self) -> bool:
         """Whether either direction changes while it is played."""
-        return any(pipe is not None and pipe.varies for pipe in (self.up, self.down))
+        return any(pipe.varies for pipe in self.pipes)
+
+    @property
+    def round_trip_ns(self) -> int:
+        """Both delays, without serialisation."""
+        return sum(pipe.delay_ns for pipe in self.pipes)
 
     @property
     def overhead_bytes(self) -> int:

@@ -77,9 +77,8 @@ def buffer_remark(profiles: Iterable[LinkProfile], links_in_path: int) -> str | 
         unstated = profile.source.startswith(f"{_CHOSEN}link(") and "buffer" not in profile.source
         if not unstated or profile.congestion_control == "bbr":
             continue
-        pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
-        round_trip_ns = links_in_path * sum(pipe.delay_ns for pipe in pipes)
-        if any(pipe.buffer_ns < round_trip_ns for pipe in pipes):
+        round_trip_ns = links_in_path * profile.round_trip_ns
+        if any(pipe.buffer_ns < round_trip_ns for pipe in profile.pipes):
             small[profile.name] = round_trip_ns
     if not small:
         return None

@@ -32,10 +32,7 @@ def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
     table = _checked(f"[{side}]", value, keys.PIPE, "; a profile states every number")
     reorder = table.get("reorder", NONE)
     pipe: dict[str, Any] = {
-        "rate_bps": _read(f"{side}.rate", table["rate"], _rate),
-        "delay_ns": _read(f"{side}.delay", table["delay"], units.parse_time),
-        "jitter_ns": _or_none(f"{side}.jitter", table.get("jitter", NONE), units.parse_time, 0),
-        "loss": _read_loss(f"{side}.loss", table["loss"]),
+        **_read_varying(side, {"jitter": NONE, **table}),
         "reorder": 0.0 if reorder == BY_JITTER else _or_none(f"{side}.reorder", reorder, units.parse_fraction, 0.0),
         "jitter_reorders": reorder == BY_JITTER,
         "duplicate": _or_none(f"{side}.duplicate", table.get("duplicate", NONE), units.parse_fraction, 0.0),
@@ -43,7 +40,7 @@ def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
         "seed": table["seed"],
     }
     pipe["buffer_bytes"] = _read(f"{side}.buffer", table["buffer"], lambda text: _buffer(text, pipe["rate_bps"]))
-    pipe["schedule"] = _read_schedule(side, table, pipe)
+    pipe["schedule"] = _read_schedule(side, table)
     pipe["trace"] = _read_trace(side, table.get("trace", NONE), folder, pipe["rate_bps"])
     return pipe
 
@@ -128,7 +125,7 @@ def _read_slot(key: str, value: object) -> dict[str, Any] | None:
     }
 
 
-def _read_schedule(side: str, table: Mapping[str, Any], pipe: Mapping[str, Any]) -> dict[str, Any] | None:
+def _read_schedule(side: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
     asked, repeat = table.get("schedule", NONE), table.get("repeat", NONE)
     if asked == NONE:
         if repeat != NONE:
@@ -138,27 +135,31 @@ def _read_schedule(side: str, table: Mapping[str, Any], pipe: Mapping[str, Any])
         raise SpecError(
             f"{side}.schedule must be a list of changes such as {{ at = '10s', rate = '40Mbit' }}, found {asked!r}"
         )
-    held = {name: pipe[name] for name in ("rate_bps", "delay_ns", "jitter_ns", "loss")}
+    held = _read_varying(side, {"jitter": NONE, **table})
     changes = []
     for number, entry in enumerate(asked):
         key = f"{side}.schedule[{number}]"
         change = _table(key, entry, keys.CHANGE)
         if len(change) == 1:
             raise SpecError(f"{key} changes nothing; it may state {', '.join(keys.names(keys.CHANGE)[1:])}")
-        if "rate" in change:
-            held["rate_bps"] = _read(f"{key}.rate", change["rate"], _rate)
-        if "delay" in change:
-            held["delay_ns"] = _read(f"{key}.delay", change["delay"], units.parse_time)
-        if "jitter" in change:
-            held["jitter_ns"] = _or_none(f"{key}.jitter", change["jitter"], units.parse_time, 0)
-        if "loss" in change:
-            held["loss"] = _read_loss(f"{key}.loss", change["loss"])
+        held |= _read_varying(key, change)
         changes.append({"at_ns": _read(f"{key}.at", change["at"], units.parse_time), **held})
-    return {"changes": changes, "repeat_ns": _or_none(f"{side}.repeat", repeat, _period, None)}
+    repeat_ns = None if repeat == NONE else _read(f"{side}.repeat", repeat, units.parse_time)
+    return {"changes": changes, "repeat_ns": repeat_ns}
 
 
-def _period(text: object) -> int | None:
-    return units.parse_time(text)
+def _read_varying(key: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Read those numbers that a schedule may change and that the table states."""
+    numbers: dict[str, Any] = {}
+    if "rate" in table:
+        numbers["rate_bps"] = _read(f"{key}.rate", table["rate"], _rate)
+    if "delay" in table:
+        numbers["delay_ns"] = _read(f"{key}.delay", table["delay"], units.parse_time)
+    if "jitter" in table:
+        numbers["jitter_ns"] = _or_none(f"{key}.jitter", table["jitter"], units.parse_time, 0)
+    if "loss" in table:
+        numbers["loss"] = _read_loss(f"{key}.loss", table["loss"])
+    return numbers
 
 
 def _read_trace(side: str, value: object, folder: Path, rate_bps: int) -> dict[str, Any] | None:

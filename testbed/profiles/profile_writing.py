@@ -2,122 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from testbed import units
 from testbed.directions import LINK_DIRECTIONS
 from testbed.frozen import toml_text
-from testbed.profiles.keys import BY_JITTER, NONE, UNSHAPED
-from testbed.profiles.link_profile import LinkProfile, Pipe
-from testbed.profiles.loss import Bernoulli, Loss
+from testbed.profiles.keys import BY_JITTER, NONE, PIPE, UNSHAPED, names
+from testbed.profiles.link_profile import Change, LinkProfile, Pipe
+from testbed.profiles.loss import GilbertElliott
 
 
 def write_profile(profile: LinkProfile) -> str:
     """Write what `loading.read_profile` reads back, except for the name, which is the file's, and for comments."""
-    head = {
-        "summary": toml_text(profile.summary),
-        "source": toml_text(profile.source),
-        "layer": toml_text(profile.layer),
-        "mtu": str(profile.mtu),
-        "congestion_control": toml_text(profile.congestion_control),
-        "slow_start_after_idle": _truth(profile.slow_start_after_idle),
-    }
-    head |= {side: toml_text(UNSHAPED) for side in LINK_DIRECTIONS if profile.pipe(side) is None}
-    text = _lines(head)
+    whole = ("summary", "source", "layer", "mtu", "congestion_control", "slow_start_after_idle")
+    head = {name: getattr(profile, name) for name in whole}
+    text = _lines(head | {side: UNSHAPED for side in LINK_DIRECTIONS if profile.pipe(side) is None})
     for side in LINK_DIRECTIONS:
         if pipe := profile.pipe(side):
-            text += f"\n[{side}]\n" + _lines(_pipe(pipe))
+            remarks = {"buffer": f"{units.format_time(pipe.buffer_ns)} at the rate"}
+            if isinstance(pipe.loss, GilbertElliott):
+                remarks["loss"] = f"{pipe.loss.mean:.3%} lost, {pipe.loss.mean_burst:.3g} in a row on average"
+            text += f"\n[{side}]\n" + _lines(_pipe(pipe), remarks)
     return text
 
 
-def _pipe(pipe: Pipe) -> dict[str, str]:
-    schedule = pipe.schedule
+def _pipe(pipe: Pipe) -> dict[str, Any]:
+    schedule, slot, trace = pipe.schedule, pipe.slot, pipe.trace
+    values = _varying(pipe) | {
+        "buffer": units.write_size(pipe.buffer_bytes),
+        "seed": pipe.seed,
+        "reorder": BY_JITTER if pipe.jitter_reorders else _share(pipe.reorder),
+        "duplicate": _share(pipe.duplicate),
+        "slot": slot
+        and {
+            "wait": units.write_time(slot.wait_ns),
+            "wait_max": units.write_time(slot.wait_max_ns),
+            "packets": slot.packets,
+            "bytes": units.write_size(slot.max_bytes) if slot.max_bytes else NONE,
+        },
+        "schedule": schedule and [{"at": units.write_time(c.at_ns)} | _varying(c) for c in schedule.changes],
+        "repeat": units.write_time(schedule.repeat_ns) if schedule and schedule.repeat_ns else NONE,
+        "trace": trace and {"file": trace.file, "loop": trace.loop, "offset": f"{trace.offset_ms}ms"},
+    }
+    return {name: values[name] for name in names(PIPE)}
+
+
+def _varying(numbers: Pipe | Change) -> dict[str, Any]:
+    loss = numbers.loss
     return {
-        "rate": toml_text(units.write_rate(pipe.rate_bps)),
-        "delay": toml_text(units.write_time(pipe.delay_ns)),
-        "buffer": toml_text(units.write_size(pipe.buffer_bytes))
-        + f"  # {units.format_time(pipe.buffer_ns)} at the rate",
-        "loss": _loss(pipe.loss) + _in_words(pipe.loss),
-        "seed": str(pipe.seed),
-        "jitter": _time_or_none(pipe.jitter_ns),
-        "reorder": toml_text(BY_JITTER) if pipe.jitter_reorders else _share_or_none(pipe.reorder),
-        "duplicate": _share_or_none(pipe.duplicate),
-        "slot": _slot(pipe),
-        "schedule": "[\n" + "".join(f"  {_change(c)},\n" for c in _changes(pipe)) + "]"
-        if schedule
-        else toml_text(NONE),
-        "repeat": toml_text(units.write_time(schedule.repeat_ns))
-        if schedule and schedule.repeat_ns
-        else toml_text(NONE),
-        "trace": _trace(pipe),
+        "rate": units.write_rate(numbers.rate_bps),
+        "delay": units.write_time(numbers.delay_ns),
+        "jitter": units.write_time(numbers.jitter_ns) if numbers.jitter_ns else NONE,
+        "loss": {name: part if name == "model" else units.write_fraction(part) for name, part in loss}
+        if isinstance(loss, GilbertElliott)
+        else _share(loss.probability if loss else 0),
     }
 
 
-def _changes(pipe: Pipe) -> list[dict[str, str]]:
-    return [
-        {
-            "at": toml_text(units.write_time(change.at_ns)),
-            "rate": toml_text(units.write_rate(change.rate_bps)),
-            "delay": toml_text(units.write_time(change.delay_ns)),
-            "jitter": _time_or_none(change.jitter_ns),
-            "loss": _loss(change.loss),
-        }
-        for change in (pipe.schedule.changes if pipe.schedule else ())
-    ]
+def _share(share: float) -> str:
+    return units.write_fraction(share) if share else NONE
 
 
-def _change(entries: dict[str, str]) -> str:
-    return "{ " + ", ".join(f"{key} = {value}" for key, value in entries.items()) + " }"
-
-
-def _loss(loss: Loss | None) -> str:
-    if loss is None:
-        return toml_text(NONE)
-    if isinstance(loss, Bernoulli):
-        return toml_text(units.write_fraction(loss.probability))
-    shares = loss.model_dump(exclude={"model"})
-    return _change(
-        {"model": toml_text(loss.model)}
-        | {name: toml_text(units.write_fraction(share)) for name, share in shares.items()}
+def _lines(entries: Mapping[str, Any], remarks: Mapping[str, str] = MappingProxyType({})) -> str:
+    return "".join(
+        f"{key} = {_toml(value)}" + (f"  # {remarks[key]}" if key in remarks else "") + "\n"
+        for key, value in entries.items()
     )
 
 
-def _in_words(loss: Loss | None) -> str:
-    if loss is None or isinstance(loss, Bernoulli):
-        return ""
-    return f"  # {loss.mean:.3%} lost, {loss.mean_burst:.3g} in a row on average"
-
-
-def _slot(pipe: Pipe) -> str:
-    if pipe.slot is None:
-        return toml_text(NONE)
-    slot = pipe.slot
-    times = {
-        "wait": toml_text(units.write_time(slot.wait_ns)),
-        "wait_max": toml_text(units.write_time(slot.wait_max_ns)),
-    }
-    size = toml_text(units.write_size(slot.max_bytes) if slot.max_bytes else NONE)
-    return _change({**times, "packets": str(slot.packets), "bytes": size})
-
-
-def _trace(pipe: Pipe) -> str:
-    if pipe.trace is None:
-        return toml_text(NONE)
-    trace = pipe.trace
-    return _change(
-        {"file": toml_text(trace.file), "loop": _truth(trace.loop), "offset": toml_text(f"{trace.offset_ms}ms")}
-    )
-
-
-def _time_or_none(ns: int) -> str:
-    return toml_text(units.write_time(ns) if ns else NONE)
-
-
-def _share_or_none(share: float) -> str:
-    return toml_text(units.write_fraction(share) if share else NONE)
-
-
-def _truth(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _lines(entries: dict[str, str]) -> str:
-    return "".join(f"{key} = {value}\n" for key, value in entries.items())
+def _toml(value: Any) -> str:
+    match value:
+        case bool() | int():
+            return str(value).lower()
+        case dict():
+            return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+        case list():
+            return "[\n" + "".join(f"  {_toml(inner)},\n" for inner in value) + "]"
+    return toml_text(value or NONE)

@@ -34,13 +34,13 @@ class ProfileLine(NamedTuple):
 
 def profile_line(profile: LinkProfile) -> ProfileLine:
     """Sum a profile up in one line of a table."""
-    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
+    pipes = profile.pipes
     kinds = {"schedule" if pipe.schedule else "trace" for pipe in pipes if pipe.varies}
     return ProfileLine(
         name=profile.name,
         up=_megabits(profile.up),
         down=_megabits(profile.down),
-        rtt=f"{sum(pipe.delay_ns for pipe in pipes) / 1e6:.6g}" if pipes else "-",
+        rtt=f"{profile.round_trip_ns / 1e6:.6g}" if pipes else "-",
         loss=f"{max(pipe.mean_loss for pipe in pipes) * 100:.2g}" if pipes else "-",
         varies=", ".join(sorted(kinds)) or "-",
         tcp=profile.congestion_control + (", idle" if profile.slow_start_after_idle else ""),

@@ -9,15 +9,13 @@ Asynchronous rounds are otherwise: a server has the weights, applies what has ar
 bucket    all tensors of a worker as one message: codecs for the large ones, the small ones dense
 fragments how a model's tensors are divided: what is exchanged in turn, round a ring, coded or dense
 exchange  how messages become aggregates: a server, every worker for itself, a ring
-decision  what a recipe begins with
 learners  what workers learn: a language model on a text, or a small network on images
 worker    one replica: what it computes, and what it does with an aggregate
 worker_node  what workers and servers have: a replica, and the codecs of their messages
 calibrate times what workers compute, and what codecs do with their messages, alone on one core
-pace      how long a worker's emulated device takes for what
+pace      what a recipe begins with, and how long a worker's emulated device takes for what
 leader    who chooses while training lasts, by what links carry
-live      one place over links
-alone     all workers of a recipe in one process, without a network
+training  the workers of a recipe and a server, as `pipeline.alone` and `pipeline.place` train them
 arrivals  what they have in asynchronous rounds: a server applies what has arrived, a worker makes round after round
 events    asynchronous rounds in one process, with formulas for links
 federated federated averaging of digits in one process, round by round

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from testbed.jobs.actions import Action, Collect, Send, Work
 from testbed.jobs.asynchronous import AsynchronousJob
-from testbed.jobs.loop import Clock, Lane, Links, Loop, NoLinks
+from testbed.jobs.loop import Clock, Lane, Loop, NoLinks
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.replicas.arrivals import Applied, Rounds, Server
 
@@ -46,17 +46,7 @@ class Formula(NoLinks):
 
     def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
         """Deliver a message then."""
-        clock.at(self._sent(source, target, size, clock.now_ns), deliver)
-
-
-class _Framed(NoLinks):
-    """Links that carry a frame's header, too."""
-
-    def __init__(self, links: Links) -> None:
-        self._links = links
-
-    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
-        self._links.carry(clock, source, target, size + HEADER_BYTES, deliver)
+        clock.at(self._sent(source, target, size + HEADER_BYTES, clock.now_ns), deliver)
 
 
 class _Steps:
@@ -90,7 +80,7 @@ def run_rounds(
     job: AsynchronousJob,
     server: Server,
     workers: Sequence[Rounds],
-    links: Links,
+    links: Formula,
     watch: Callable[[Step], bool],
     *,
     local_ns: Sequence[int],
@@ -114,7 +104,7 @@ def run_rounds(
     # Steps are as many as are wanted, so the last one is answered as all are.
     endless = replace(job, steps=_FOR_EVER, evaluate_every=None)
     programs = [endless.program(place) for place in range(len(workers) + 1)]
-    loop = Loop(programs, [*workers, server], cost=cost, links=_Framed(links), observers=[steps], goes_on=steps.goes_on)
+    loop = Loop(programs, [*workers, server], cost=cost, links=links, observers=[steps], goes_on=steps.goes_on)
     try:
         loop.run()
     except _Stop:

@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
-
-from testbed.codecs.contract import Payload
-from testbed.replicas.bucket import Bucket
-from testbed.replicas.fragments import ring_parts
 
 Tensors: TypeAlias = list[Tensor]
 
@@ -28,49 +23,3 @@ def weighted_sum(values: Sequence[Tensors], weights: Sequence[float]) -> Tensors
         weighed = [value.mul_(weight) for value in each]
         total = [before.add_(value) for before, value in zip(total, weighed, strict=True)] if total else weighed
     return total
-
-
-class Sums:
-    """A node that has all workers' messages: decodes and sums them."""
-
-    def __init__(
-        self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], weights: Sequence[float], seed: int
-    ) -> None:
-        self._buckets = [Bucket(shapes, codec, seed=seed, sender=sender) for sender, codec in enumerate(codecs)]
-        self._weights = weights
-
-    def change(self, codecs: Sequence[str]) -> None:
-        """Go on with other codecs, one per worker."""
-        for bucket, codec in zip(self._buckets, codecs, strict=True):
-            bucket.change(codec)
-
-    def of(self, payloads: Sequence[Payload], step: int) -> Tensors:
-        """Return the weighted sum, which begins with the first worker's tensors."""
-        decoded = [bucket.decode(payload, step) for bucket, payload in zip(self._buckets, payloads, strict=True)]
-        return weighted_sum(decoded, self._weights)
-
-
-class RingParts:
-    """The parts of a worker's tensors that go round a ring, one per worker, as even as can be; and their codecs."""
-
-    def __init__(self, shapes: Sequence[Sequence[int]], codec: str, workers: int, seed: int) -> None:
-        self._shapes = [tuple(shape) for shape in shapes]
-        self._lengths = ring_parts(self._shapes, workers)
-        self.buckets = [Bucket([(length,)], codec, seed=seed, sender=part) for part, length in enumerate(self._lengths)]
-
-    def cut(self, tensors: Tensors, weight: float) -> tuple[Tensor, ...]:
-        """Return a worker's parts, weighted."""
-        return torch.split(torch.cat([value.reshape(-1) for value in tensors]).mul_(weight), self._lengths)
-
-    def encode(self, part: int, value: Tensor, step: int) -> bytes:
-        """Return the message of a part."""
-        return self.buckets[part].encode([value], step)
-
-    def decode(self, part: int, payload: Payload, step: int) -> Tensor:
-        """Return a part from its message, a new tensor."""
-        return self.buckets[part].decode(payload, step)[0]
-
-    def shaped(self, parts: Sequence[Tensor]) -> Tensors:
-        """Return the tensors that all parts together are."""
-        flat = torch.split(torch.cat(list(parts)), [torch.Size(shape).numel() for shape in self._shapes])
-        return [value.view(shape).clone() for value, shape in zip(flat, self._shapes, strict=True)]

@@ -1,43 +1,27 @@
 """Who chooses while training lasts: one node hears how the others' messages cross their links, and tells all.
 
-The leader is the server, or worker 0 where there is none. What it chooses travels at the head of its messages, so it
-crosses the links as everything does: the length (4 bytes, little-endian) of a decision in JSON, and that. A decision
-holds from a step on that nobody can have begun when it is told.
+The leader is the server, or worker 0 where there is none. What it chooses travels in the notes of its messages, so it
+crosses the links as everything does (`jobs.decision`). A decision holds from a step on that nobody can have begun when
+it is told.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 
 from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
-from testbed.codecs.contract import Payload
 from testbed.errors import SpecError
 from testbed.jobs.actions import Message
-from testbed.jobs.decision import Decision, note_of, read_note
-from testbed.pipeline.job import NodeJob
+from testbed.jobs.decision import Decision
+from testbed.pipeline.job import PlaceJob
 from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import NOISE_FACTORS, DecoChoice, approach, choose
 from testbed.policies.links import LinkEstimate, PassiveEstimator
-from testbed.replicas.decision import as_stated
-from testbed.replicas.pace import worker_times
+from testbed.replicas.pace import as_stated, worker_times
 from testbed.spec import DecoSpec, Paced
 
-_LENGTH = struct.Struct("<I")
 _RATIO = "share"
 """What sparsifiers call the share of the values that they keep."""
-
-
-def with_head(decision: Decision | None, payload: bytes) -> bytes:
-    """Put a decision, or that there is none, before a message."""
-    return note_of(decision) + payload
-
-
-def without_head(message: Payload) -> tuple[Decision | None, memoryview]:
-    """Return what `with_head` put together. CodecError for anything else."""
-    view = memoryview(message)
-    end = _LENGTH.size + int.from_bytes(view[: _LENGTH.size], "little")
-    return read_note(bytes(view[:end])), view[end:]
 
 
 def ratio_of(codec: str) -> float:
@@ -82,16 +66,18 @@ class Leader:
         self._raw_bytes, self._expansion = raw_bytes, 1.0
 
     @classmethod
-    def of(cls, job: NodeJob, raw_bytes: int) -> Leader:
+    def of(cls, job: PlaceJob, raw_bytes: int) -> Leader:
         """Make a job's; `raw_bytes` are of all tensors as fp32."""
-        assert job.data.deco is not None
+        recipe, data = job.recipe, job.recipe.data
+        assert data is not None
+        assert data.deco is not None
         assert isinstance(job.compute, Paced)
-        first, data, workers = as_stated(job.recipe), job.data, range(job.data.workers)
-        times = [worker_times(job.compute, data, job.pipeline, worker) for worker in workers]
+        first, workers = as_stated(recipe), range(data.workers)
+        times = [worker_times(job.compute, data, recipe.pipeline, worker) for worker in workers]
         return cls(
-            job.data.deco,
+            data.deco,
             first,
-            hears=[worker for worker in workers if worker != job.stage],
+            hears=[worker for worker in workers if worker != job.place],
             compute_ns=max(
                 each.local_ns * batches + each.update_ns for each, batches in zip(times, first.local_steps, strict=True)
             ),

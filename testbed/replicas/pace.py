@@ -1,10 +1,14 @@
-"""When the emulated device of a worker is done with what. No torch."""
+"""What a recipe of data parallel training begins with, and when the emulated device of a worker is done with what. No
+torch.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from testbed.spec import DataParallelSpec, Paced, PipelineSpec
+from testbed.codecs.catalogue.placement import parse_placement
+from testbed.jobs.decision import Decision
+from testbed.spec import DataParallelSpec, Paced, PipelineSpec, Recipe
 
 
 class WorkerTimes(NamedTuple):
@@ -22,3 +26,16 @@ def worker_times(compute: Paced, data: DataParallelSpec, pipeline: PipelineSpec,
     parts = data.parts[worker] * pipeline.microbatches * pipeline.accumulation
     local_ns = parts * (forward_ns + backward_ns) + (compute.update_ns if data.outer is not None else 0)
     return WorkerTimes(local_ns * compute.dilation, compute.update_ns * compute.dilation)
+
+
+def as_stated(recipe: Recipe) -> Decision:
+    """Return what a recipe begins with."""
+    data = recipe.data
+    assert data is not None
+    placement, workers = parse_placement(recipe.codec), range(data.workers)
+    return Decision(
+        effective_from=0,
+        staleness=tuple(map(data.staleness_of, workers)),
+        local_steps=tuple(map(data.local_steps_of, workers)),
+        codecs=tuple(placement.at(worker, "backward").text for worker in workers),
+    )

@@ -6,48 +6,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Payload
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.decision import Decision, Decisions
-from testbed.jobs.recorder import Named, Said
+from testbed.jobs.recorder import Said
 from testbed.message_key import Phase
 from testbed.pipeline import faults
 from testbed.pipeline.optimise import learning_rate
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.decision import as_stated
-from testbed.replicas.exchange import RingParts, Tensors, weighted_sum
-from testbed.replicas.fragments import fragment_shapes, in_turn
+from testbed.replicas.exchange import Tensors, weighted_sum
+from testbed.replicas.fragments import fragment_shapes, in_turn, ring_parts
+from testbed.replicas.pace import as_stated
 from testbed.replicas.worker import Evaluated, Learner, Worker
 from testbed.spec import Recipe
 from testbed.workloads.models import validation_tokens
 
 
-class _Messages(Protocol):
-    """The messages of one fragment, at one place."""
-
-    def encode(self, key: Key, value: Any) -> Encoded:
-        """Return a message's payload."""
-        ...
-
-    def decode(self, key: Key, payload: Payload) -> Any:
-        """Return what was encoded."""
-        ...
-
-    def change(self, codecs: Sequence[str], *, own: bool) -> None:
-        """Go on with other codecs, of what this place sends or of what it takes; one per worker."""
-        ...
-
-    def aggregate(self, values: Sequence[Any]) -> Tensors:
-        """Return what the decoded messages of a step come to."""
-        ...
-
-
 class _Whole:
-    """Messages that have all tensors."""
+    """The messages of one fragment at one place, which have all tensors."""
 
     def __init__(self, own: Bucket, senders: Mapping[int, Bucket], sender: int, weights: Sequence[float]) -> None:
         """`own`: of what this place, `sender`, sends; `senders`: of what it takes, by place."""
@@ -70,26 +51,35 @@ class _Whole:
 
 
 class _Parts:
-    """Messages that each have one part, and go round a ring that sums them."""
+    """Messages that each have one part of a worker's tensors, as even as can be, and go round a ring that sums them."""
 
-    def __init__(self, parts: RingParts, worker: int, weight: float) -> None:
-        self._parts, self._worker, self._weight = parts, worker, weight
+    def __init__(
+        self, shapes: Sequence[Sequence[int]], codec: str, worker: int, weights: Sequence[float], seed: int
+    ) -> None:
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._lengths = ring_parts(self._shapes, len(weights))
+        self._buckets = [
+            Bucket([(length,)], codec, seed=seed, sender=part) for part, length in enumerate(self._lengths)
+        ]
+        self._worker, self._weight = worker, weights[worker]
         self._own: dict[int, tuple[Tensor, ...]] = {}
         """By step: what this worker adds to each part."""
 
     def encode(self, key: Key, value: Tensor) -> Encoded:
-        return Encoded(self._parts.encode(key.part, value, key.step), self._parts.buckets[key.part].raw_bytes)
+        bucket = self._buckets[key.part]
+        return Encoded(bucket.encode([value], key.step), bucket.raw_bytes)
 
     def decode(self, key: Key, payload: Payload) -> Tensor:
-        return self._parts.decode(key.part, payload, key.step)
+        return self._buckets[key.part].decode(payload, key.step)[0]
 
     def change(self, codecs: Sequence[str], *, own: bool) -> None:
-        for bucket in self._parts.buckets:
+        for bucket in self._buckets:
             bucket.change(codecs[0])
 
     def cut(self, key: Key, value: Tensors) -> Tensor:
         """Take the worker's tensors, weighted; returns the part that begins here."""
-        own = self._own[key.step] = self._parts.cut(value, self._weight)
+        flat = torch.cat([each.reshape(-1) for each in value]).mul_(self._weight)
+        own = self._own[key.step] = torch.split(flat, self._lengths)
         return own[self._worker]
 
     def add(self, key: Key, value: Tensor) -> Tensor:
@@ -97,11 +87,15 @@ class _Parts:
         return value.add_(self._own[key.step][key.part])
 
     def aggregate(self, values: Sequence[Tensor]) -> Tensors:
-        return self._parts.shaped(values)
+        flat = torch.split(torch.cat(list(values)), [math.prod(shape) for shape in self._shapes])
+        return [value.view(shape).clone() for value, shape in zip(flat, self._shapes, strict=True)]
 
     def end(self, step: int) -> None:
         """Forget a step's parts, which have all gone round."""
         del self._own[step]
+
+
+_Messages = _Whole | _Parts
 
 
 class ExchangeNode:
@@ -118,7 +112,7 @@ class ExchangeNode:
     def _of_fragment(self, shapes: Sequence[Sequence[int]]) -> _Messages:
         data, codecs, seed = self.data, self.decisions.at(0).codecs, self.recipe.training.seed
         if data.exchange == "all-reduce":
-            return _Parts(RingParts(shapes, codecs[0], data.workers, seed), self.place, data.weights[self.place])
+            return _Parts(shapes, codecs[0], self.place, data.weights, seed)
         texts = [*codecs, *([] if data.answer is None else [data.answer])]
 
         def bucket(sender: int) -> Bucket:
@@ -238,8 +232,3 @@ class WorkerNode(ExchangeNode):
         if not math.isfinite(found.loss):
             raise faults.diverged(self.replica.name, "validation loss", found.loss, f"after {step} steps")
         return found
-
-
-def named(key: Key) -> Named:
-    """Return how records name a message: all go the same way, and belong to a step."""
-    return Named("backward", key.step)

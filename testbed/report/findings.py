@@ -8,7 +8,7 @@ from __future__ import annotations
 from testbed.report import numbers, remarks
 from testbed.report.canvas import shortened
 from testbed.report.collect import BASELINE, Group
-from testbed.report.conclusions import fastest, payloads
+from testbed.report.conclusions import efficiencies, fastest, payloads
 from testbed.report.entry import Entry
 
 _NAMED = 3
@@ -30,8 +30,7 @@ def step_finding(group: Group) -> str:
     if not best:
         return f"No codec makes a step clearly faster than {BASELINE}'s"
     if len(asked) > _NAMED:
-        network = max(best, key=lambda name: best[name][0])
-        ratio, codec = best[network]
+        network, (ratio, codec) = max(best.items(), key=lambda item: item[1][0])
         return (
             f"Over {len(best)} of {len(asked)} networks a codec makes a step faster: at most {ratio:.2f} times "
             f"({codec}, {_short(network)})"
@@ -39,8 +38,7 @@ def step_finding(group: Group) -> str:
     ordered = sorted(best.items(), key=lambda item: -item[1][0])
     parts = [f"{ratio:.2f} times over {_short(network)} ({codec})" for network, (ratio, codec) in ordered]
     if len({codec for _, codec in best.values()}) == 1:
-        (codec,) = {codec for _, codec in best.values()}
-        (most, (ratio, _)), *others = ordered
+        (most, (ratio, codec)), *others = ordered
         parts = [f"{each:.2f} over {_short(network)}" for network, (each, _) in others]
         said = ", ".join([f"{codec} makes a step {ratio:.2f} times as fast over {_short(most)}", *parts])
     else:
@@ -108,9 +106,9 @@ def bytes_finding(group: Group) -> str:
 
 def efficiency_finding(group: Group) -> str:
     """Say how far the furthest step lies from its ideal."""
-    known = [(entry.measured.efficiency, entry) for entry in group.entries if entry.ok and entry.measured.efficiency]
+    known = efficiencies(group)
     if not known:
         return "Efficiency: ideal step / measured step"
-    worst, entry = min(known, key=lambda pair: pair[0])
+    worst, entry = known[0]
     where = f"{entry.cell.codec}, {_short(entry.cell.network)}"
     return f"A step takes at most {1 / worst:.3f} times what compute, bytes and links allow ({where})"

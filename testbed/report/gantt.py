@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from testbed.errors import ResultsError
 from testbed.metrics import PipelineStep, align, steady
 from testbed.metrics.spans import Activity, flights, spans
-from testbed.records import Split
-from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover, shortened
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover, name_rows, shortened
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Result
 from testbed.report.numbers import seconds
@@ -162,15 +161,6 @@ class _Chart:
             where = ((begin + end) / 2, bar.row)
             self.axes.text(*where, bar.number, ha="center", va="center_baseline", size=6.5, color=ink)
 
-    def rows(self, labels: Iterable[str], stages: int) -> None:
-        names = list(labels)
-        self.axes.set_yticks(range(len(names)), names)
-        self.axes.set_ylim(len(names) - 0.45, -0.55)
-        self.axes.tick_params(axis="y", length=0)
-        self.axes.grid(axis="y", visible=False)
-        self.axes.spines["left"].set_visible(False)
-        self.axes.axhline(stages - 0.5, color=MUTED, lw=0.8)
-
 
 def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     """Draw the measured step whose duration is nearest to the median.
@@ -178,7 +168,7 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     ResultsError where the run has no measured step.
     """
     cell, stages = result.cell, result.cell.nodes
-    step = median_step(align([result.run.steps(stage) for stage in range(stages)]))
+    step = median_step(align(result.records))
     if step is None:
         raise ResultsError(f"{result.run.folder} has no measured step, so there is none to draw")
     fills = _fills(look)
@@ -203,7 +193,8 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
             axes.plot(moments, [bar.row, bar.row], color=MUTED, lw=0.8, solid_capstyle="butt")
         else:
             chart.bar(bar, fills[bar.kind], **({"lw": 0.6, "edgecolor": PAPER} if bar.row > stages - 0.5 else {}))
-    chart.rows(row_names(cell), stages)
+    name_rows(axes, row_names(cell))
+    axes.axhline(stages - 0.5, color=MUTED, lw=0.8)
     axes.set_xlabel("time since the step began, ms")
     axes.xaxis.set_major_locator(MaxNLocator(10))
     return Drawing(name, title, step_words(result, step), figure)
@@ -212,7 +203,7 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
 def _finding(result: Result, step: PipelineStep) -> str:
     """Say how much of a step stages compute and wait for what is on its way."""
     split, lasts = result.measured.split, seconds(step.seconds / result.cell.compute.dilation)
-    total = sum(getattr(split, name) for name in Split.model_fields) if split else 0.0
+    total = sum(split.model_dump().values()) if split else 0.0
     if split is None or not total:
         return f"step {step.number}, {lasts}"
     compute, wire, wait = (100 * part / total for part in (split.compute_s, split.wire_s, split.wait_s))

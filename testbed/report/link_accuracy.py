@@ -18,7 +18,7 @@ from testbed.net.certificate.accuracy import (
     column_measurements,
 )
 from testbed.records import Certificate, Measurement
-from testbed.report.numbers import markdown_table
+from testbed.report.numbers import markdown_table, percent
 
 FAILED = " !"
 """The mark after a cell that is out of tolerance."""
@@ -77,9 +77,8 @@ def _deviation(measurements: Sequence[Measurement]) -> str:
     if worst is None or worst.measured is None or worst.expected is None:
         return "none" + (FAILED if worst is None or worst.verdict == "FAIL" else "")
     difference = worst.measured - worst.expected
-    text = (
-        f"{difference:+.2f} ms" if worst.quantity == "rtt" else f"{difference / worst.expected:+.2%}".replace("%", " %")
-    )
+    share = percent(difference / worst.expected, "{:+.2f}")
+    text = f"{difference:+.2f} ms" if worst.quantity == "rtt" else share
     return text + (FAILED if worst.verdict == "FAIL" else "")
 
 

@@ -18,7 +18,7 @@ from testbed.profiles import LinkProfile
 from testbed.report import collect, gantt, style, tables
 from testbed.report.bars import bytes_per_step, efficiency, step_time
 from testbed.report.canvas import Drawing, group_looks, inline_svg, link_words, save_drawing
-from testbed.report.cell_page import cell_pages, certified, write_cell_pages
+from testbed.report.cell_page import cell_pages, certified, engines, write_cell_pages
 from testbed.report.certificates import asked_against_measured
 from testbed.report.collect import Group
 from testbed.report.comparison import ComparisonTable, comparison_table
@@ -94,7 +94,7 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
         uncertified=[one for one in certificates if one.verdict != "PASS"],
         failed=[result for result in runs_read if not result.ok],
         environment=_environment(runs_read),
-        engines=_engines(runs_read),
+        engines=engines(runs_read),
         words={name: link_words(links) for group in groups for name, links in group.networks.items()},
         profiles=_profiles(groups),
         experiment=experiment,
@@ -202,19 +202,7 @@ def _environment(runs: Sequence[Result]) -> dict[str, str]:
     return shown
 
 
-def _engines(runs: Sequence[Result]) -> list[str]:
-    """Return 'relay: why it was chosen', once each."""
-    records = [result.run.lab for result in runs if (result.run.folder / "lab.json").exists()]
-    return list(dict.fromkeys(f"{record.engine}: {record.engine_reason}" for record in records))
-
-
 def _taken(runs: Sequence[Result]) -> str:
     """Say when the first and the last certificate were taken."""
-    moments = sorted(
-        certificate.taken_at
-        for result in runs
-        if (both := result.certificates) is not None
-        for certificate in (both.before, both.after)
-        if certificate is not None
-    )
+    moments = sorted(certificate.taken_at for result in runs for _, certificate in result.taken)
     return f"{moments[0]} to {moments[-1]}" if moments else ""

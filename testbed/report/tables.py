@@ -178,11 +178,10 @@ def result_tables(groups: Sequence[Group]) -> list[ResultTable]:
 
 def _rows(group: Group, network: str, columns: Sequence[ResultColumn], units: Units) -> list[ResultRow]:
     best = _best(group, network)
-    rows = []
-    for entry in group.row(network):
-        texts = entry_texts(group, network, entry, columns, units) if entry.ok else ()
-        rows.append(ResultRow(entry, texts, entry is best))
-    return rows
+    return [
+        ResultRow(entry, entry_texts(group, network, entry, columns, units) if entry.ok else (), entry is best)
+        for entry in group.row(network)
+    ]
 
 
 def entry_texts(
@@ -258,15 +257,14 @@ def _notes(groups: Sequence[Group], tables: Sequence[ResultTable]) -> list[str]:
     noted: dict[str, list[str]] = {}
     for entry in finished:
         for mark in _notable(entry):
-            noted.setdefault(mark, []).append(f"{entry.cell.codec} over {entry.cell.network}")
+            noted.setdefault(mark, []).append(entry.name)
     notes += [
         f"{NOTED} {mark}: {'all' if len(who) == len(finished) else ', '.join(who)}" for mark, who in noted.items()
     ]
     rows = [row for table in tables for section in table.sections.values() for row in section]
     if any(text.startswith("~") for row in rows for text in row.cells):
-        notes.append(
-            f"~ not separable: the 95 % interval contains 1, or one pair of runs differs by less than {RUN_TO_RUN:.0%}"
-        )
+        alike = f"one pair of runs differs by less than {RUN_TO_RUN:.0%}"
+        notes.append(f"~ not separable: the 95 % interval contains 1, or {alike}")
     counts = sorted({entry.count for entry in finished})
     notes += [f"each row: {' or '.join(counts)}"] if counts not in ([], ["1 run"]) else []
     return notes + [f"{entry.cell.id} {entry.outcome}" for entry in entries if not entry.ok]

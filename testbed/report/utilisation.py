@@ -19,10 +19,10 @@ from testbed.errors import SpecError
 from testbed.profiles import LinkProfile
 from testbed.profiles.timeline import timeline
 from testbed.records import LinkCounters, Sample
-from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened, small_print
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Result
-from testbed.report.style import INK, MUTED, Look
+from testbed.report.style import INK, Look
 
 Floats = NDArray[np.float64]
 _MOST_POINTS = 400
@@ -135,15 +135,7 @@ def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
         words.append("its trace's file is gone")
     if total := int(shown.dropped.sum()):
         words.append(f"{total:,} dropped")
-    axes.annotate(
-        ", ".join(words),
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 4),
-        textcoords="offset points",
-        size=7.8,
-        color=MUTED,
-    )
+    small_print(axes, ", ".join(words), 4)
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.tick_params(labelsize=7.5)

@@ -11,9 +11,14 @@ from collections.abc import Iterable, Sequence
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.devices import flops
-from testbed.jobs.schedule import actions
-from testbed.metrics.bound import BoundedStep, kind_step, pipeline_step, stated_step
+from testbed.jobs.actions import Action, Sizes, Work
+from testbed.jobs.pipeline import MATHS, PipelineJob, orders_of
+from testbed.metrics.bound import BoundedStep, Deviations, kind_step, pipeline_step
+from testbed.metrics.links import Queues
+from testbed.metrics.wires import Wires
+from testbed.play.ideal import ideal_step_ns
 from testbed.play.replica_steps import replica_step, stated_replica_step
+from testbed.play.tracing import TracedJob
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
 from testbed.spec import (
@@ -22,6 +27,7 @@ from testbed.spec import (
     Engine,
     Measured,
     OptimiserSpec,
+    Paced,
     PipelineSpec,
     TextSpec,
     TrainingSpec,
@@ -130,15 +136,16 @@ def _stated(cell: Cell, said: str, frame_bytes: int, *, alike: bool = False) -> 
     pipeline = cell.pipeline
     if cell.job is not None:  # nobody knows its order yet: a message there and back over all links
         pipeline = PipelineSpec(stages=cell.nodes, microbatches=1, schedule="gpipe", in_flight=1)
-    order = [
-        actions(
-            pipeline.schedule,
-            stage=stage,
-            stages=pipeline.stages,
-            microbatches=pipeline.microbatches,
-            in_flight=pipeline.in_flight,
-            accumulation=pipeline.accumulation,
-        )
-        for stage in range(pipeline.stages)
-    ]
-    return stated_step(cell, order, said, frame_bytes=frame_bytes, alike=alike)
+
+    def cost(stage: int, action: Action) -> int | None:
+        if not isinstance(cell.compute, Paced) or not isinstance(action, Work) or action.what not in MATHS.values():
+            return None
+        return cell.compute.takes_ns(stage)[action.what]
+
+    sizes = [Sizes(lambda key: frame_bytes)] * pipeline.stages
+    trace = TracedJob(PipelineJob(orders_of(pipeline), 1), sizes, cost).trace()
+
+    def seconds(deviations: Deviations) -> list[float]:
+        return [ideal_step_ns(trace, Queues(Wires(cell, None, deviations)), 1) / 1e9]
+
+    return BoundedStep(cell, seconds, said, alike=alike)

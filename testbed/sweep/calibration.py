@@ -29,8 +29,6 @@ from testbed.pipeline.calibration import (
     CalibrationJob,
     CalibrationRound,
     Subject,
-    Timed,
-    TimedPlaces,
     timed,
 )
 from testbed.pipeline.memory import available_memory, predict_memory
@@ -54,13 +52,13 @@ from testbed.vm.launch import choose_processor, idlest_first
 
 BUDGET_S = 12.0
 """Three rounds of a sweep of four codecs. With 30 s as many recipes of the default sweep were noisy here: all."""
-_SOURCES = ("codecs", "workloads", "pipeline")
-_PROGRAMS: Mapping[type[Parallelism], tuple[str, tuple[str, ...]]] = {
-    PipelineSpec: ("testbed.pipeline.calibrate", _SOURCES),
-    DataParallelSpec: ("testbed.replicas.calibrate", (*_SOURCES, "replicas")),
-    JobKind: ("testbed.kinds.timed", (*_SOURCES, "jobs", "kinds")),
+_TIMED = ("codecs", "workloads", "pipeline")
+_SOURCES: Mapping[type[Parallelism], tuple[str, ...]] = {
+    PipelineSpec: _TIMED,
+    DataParallelSpec: (*_TIMED, "replicas"),
+    JobKind: (*_TIMED, "jobs", "kinds"),
 }
-"""By kind of job: what times it, and the folders with the sources that are timed."""
+"""By kind of job: the folders with the sources that are timed."""
 _LOOK_S = 0.1
 _SHARE = 0.8
 """Of the memory that is available, what a calibration may take."""
@@ -157,7 +155,7 @@ class _Keys:
             "python": machine["python"],
             "torch": machine["versions"]["torch"],
         }
-        self._sources = {kind: _hash_of_sources(folders) for kind, (_, folders) in _PROGRAMS.items()}
+        self._sources = {kind: _hash_of_sources(folders) for kind, folders in _SOURCES.items()}
         self._folder = paths.cache_folder() / "calibrations"
 
     def subject(self, subject: Recipe) -> Path:
@@ -222,8 +220,8 @@ def _hash_of_sources(folders: Sequence[str]) -> str:
 
 
 def _kind(recipe: Recipe) -> type[Parallelism]:
-    """Return the row of `_PROGRAMS` that a recipe is of."""
-    return next(kind for kind in _PROGRAMS if isinstance(recipe.parallelism, kind))
+    """Return the row of `_SOURCES` that a recipe is of."""
+    return next(kind for kind in _SOURCES if isinstance(recipe.parallelism, kind))
 
 
 def _hash_of_strangers(subject: Recipe) -> str:
@@ -265,22 +263,17 @@ def _measure(
             )
         )
     folder = results.make_folder(paths.cache_folder() / "calibrations", "set XDG_CACHE_HOME to a folder of yours")
-    for kind, (module, _) in _PROGRAMS.items():
+    for kind in _SOURCES:
         own = [subject for subject in subjects if _kind(subject.recipe) is kind]
         if not own:
             continue
         share_s = budget_s * len(own) / len(subjects)
-        done = _run(module, CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None), progress)
+        done = _run(CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None), progress)
         now = _now()
         for name, maths in done.maths.items():
             results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
         for found in done.subjects:
-            if isinstance(found, Timed):
-                kept = _KeptSubject(taken_at=now, maths=found.maths, codecs=found.codecs)
-            elif isinstance(found, TimedPlaces):
-                kept = _KeptSubject(taken_at=now, maths=None, codecs=found.places)
-            else:
-                kept = _KeptSubject(taken_at=now, maths=None, codecs=found.messages)
+            kept = _KeptSubject(taken_at=now, maths=found.maths, codecs=found.codecs)
             results.write_json(keys.subject(by_name[found.name]), kept)
 
 
@@ -299,7 +292,7 @@ def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
     return tuple(map(tuple, groups))
 
 
-def _run(module: str, job: CalibrationJob, progress: Progress) -> CalibrationDone:
+def _run(job: CalibrationJob, progress: Progress) -> CalibrationDone:
     """Run a program on the processor that idles most."""
     before = read_processors()
     time.sleep(_LOOK_S)
@@ -319,7 +312,7 @@ def _run(module: str, job: CalibrationJob, progress: Progress) -> CalibrationDon
         results.write_json(path, job.model_copy(update={"processor": processor}))
         task = Task(
             name="calibration",
-            module=module,
+            module="testbed.pipeline.calibrate",
             arguments=(str(path),),
             memory_bytes=0,
             attempt="calibrate this machine",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -179,19 +179,18 @@ def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakePr
     in_guests = [cell for cell in runs if cell.timing == "live" and cell.clock == "virtual"]
     live = [cell for cell in runs if cell.timing == "live" and cell.clock == "real"]
     failures: list[TestbedError] = []
-    if played:
-        with progress(played) as following:
-            failures += playing.play_cells(played, folder, means, following)
-    if in_guests:
-        with progress(in_guests) as following:
-            failures += live_virtual.run_cells(in_guests, folder, means, following)
-    if live:
-        with progress(live) as following:
-            own_pace = [cell for cell in live if isinstance(cell.compute, Measured) and not _measures(cell)]
-            # What is known: measuring it first would take longer than many a run.
-            costs = playing.measured_costs(own_pace, folder, means, following, 0).recipes
-            failures += controller.run_cells(live, folder, means.engine_reason, following, costs)
+    for cells, make in ((played, playing.play_cells), (in_guests, live_virtual.run_cells), (live, _run_live)):
+        if cells:
+            with progress(cells) as following:
+                failures += make(cells, folder, means, following)
     return failures
+
+
+def _run_live(cells: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
+    own_pace = [cell for cell in cells if isinstance(cell.compute, Measured) and not _measures(cell)]
+    # What is known: measuring it first would take longer than many a run.
+    costs = playing.measured_costs(own_pace, folder, means, progress, 0).recipes
+    return controller.run_cells(cells, folder, means.engine_reason, progress, costs)
 
 
 def _measures(cell: Cell) -> bool:
@@ -208,8 +207,8 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
     """
     asked = agenda.experiment.tune
     assert asked is not None
-    tried = list(agenda.trials)
-    more = tried
+    loss_of, more = partial(final_loss, folder), list(agenda.trials)
+    tried = list(more)
     while more:
         # A run that fails disqualifies its value.
         cells = untried(plan.unique(cell for trial in more for cell in trial.cells), folder, again=again)
@@ -217,14 +216,11 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
             with progress(played) as following:
                 playing.train_cells(played, folder, following)
         make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress)
-        loss_of = partial(final_loss, folder)
         more = tune.further(asked, agenda.combinations, tried, loss_of, agenda.engine, agenda.clock)
         tried += more
-    record = tune.settle(asked, tried, partial(final_loss, folder))
+    record = tune.settle(asked, tried, loss_of)
     results.write_json(folder / "tuning.json", record)
-    return Agenda(
-        agenda.experiment, agenda.engine, agenda.clock, agenda.combinations, trials=agenda.trials, tuning=record
-    )
+    return replace(agenda, tuning=record, chosen=())
 
 
 def final_loss(folder: Path, cell: Cell) -> float | None:

@@ -9,27 +9,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 
-from testbed import paths, results
+from testbed import paths
 from testbed.errors import StageError, TestbedError
-from testbed.metrics import summarise
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
-from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StageCosts, Summary
+from testbed.records import RunCertificates, StageCosts
 from testbed.spec import Cell, ImagesSpec, TextSpec, Workload, recipe_of
 from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
-from testbed.sweep.environment import describe_machine, hold_machine
+from testbed.sweep.environment import hold_machine
 from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
+from testbed.sweep.recording import RunRecorder
 from testbed.sweep.session import Session, Tokens, network_of
 from testbed.workloads import networks, windows
 from testbed.workloads.floor import unigram_floor
-
-_NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
-Status = Literal["ok", "failed", "interrupted"]
 
 
 def run_cells(
@@ -58,21 +54,20 @@ def run_cells(
             if cell.id in failed:
                 progress.leave_out("it has failed before")
                 continue
-            runner = _Runner(results.new_run(folder, cell), cell, progress, costs.get(recipe_of(cell).id))
+            runner = _Runner(folder, cell, progress)
+            runner.known["costs"] = costs.get(recipe_of(cell).id)
             try:
                 tokens = standing.tokens(cell)
-                ended = runner.run(standing.session(cell), tokens, interrupt)
+                ended = runner.make(standing.session(cell), tokens, interrupt)
             except BaseException as error:
-                summary = runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
-                progress.end(cell, summary)
+                runner.close(error)
                 standing.close()  # hosts and links are in an unknown state
                 if not isinstance(error, TestbedError):
                     raise
                 failures.append(error)
                 failed.add(cell.id)
             else:
-                stopped = KeyboardInterrupt("Ctrl-C; the running step was finished") if ended == "asked" else None
-                progress.end(cell, runner.close("interrupted" if stopped else "ok", stopped))
+                runner.close(KeyboardInterrupt("Ctrl-C; the running step was finished") if ended == "asked" else None)
             if interrupt.asked:
                 raise KeyboardInterrupt
     return failures
@@ -109,78 +104,33 @@ class _Standing:
             self._session = None
 
 
-class _Runner:
-    """One run of one cell: fills its folder."""
+class _Runner(RunRecorder):
+    """One run of one cell."""
 
-    def __init__(
-        self, run: results.Run, cell: Cell, progress: SweepProgress, costs: Sequence[StageCosts] | None
-    ) -> None:
-        self._run, self._cell, self._progress, self._costs = run, cell, progress, costs
-        self._lab: LabRecord | None = None
-        self._before: Certificate | None = None
-        self._after: Certificate | None = None
-        self._during: DuringRecord | None = None
-        self._floor: float | None = None
-        self._lost: dict[str, str] = {}
-        results.write_json(run.folder / "environment.json", describe_machine())
-
-    def run(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
+    def make(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
         """Certify, train, certify; returns why training ended."""
-        cell, folder = self._cell, self._run.folder
-        self._floor = floor_of(cell.workload, tokens)
+        cell, phase = self.cell, self.progress.phase
+        self.known["floor"] = floor_of(cell.workload, tokens)
         # It may have been played for another run.
-        self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
-        self._progress.phase("certifying the links")
+        self.note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
+        phase("certifying the links")
         expected = expected_messages(cell)
         step = expected_step(cell)
-        self._before = session.lab.certify("quick", expected, step=step)
-        self._write_certificates()
-        self._progress.phase("starting")
+        before = session.lab.certify("quick", expected, step=step)
+        self.note_certificates(RunCertificates(before=before, after=None))
+        phase("starting")
         with interrupt.patient():
-            ended = session.train(cell, tokens, folder, self._progress, interrupt, self._note_lab)
-            self._lost = {name: failed.message for name, failed in session.lost.items()}
-            for name, why in self._lost.items():
-                self._progress.note(f"{cell.id}: training went on without {name}: {why}")
-            self._progress.phase("certifying the links again")
-            stages = [self._run.steps(node) for node in range(cell.nodes)]
-            played_at_ns = self._lab.played_at_ns if self._lab else None
-            step = run_step(cell, stages, played_at_ns) or step
-            self._before = step.assess(self._before)
-            self._during = step.assess_during(session.during) if session.during else None
-            self._after = session.lab.certify("quick", sent_messages(stages) or expected, step=step)
-        self._write_certificates()
+            ended = session.train(cell, tokens, self.run.folder, self.progress, interrupt, self.note_lab)
+            self.note_lost({name: failed.message for name, failed in session.lost.items()})
+            phase("certifying the links again")
+            stages = self.read_steps()
+            step = run_step(cell, stages, self.lab.played_at_ns if self.lab else None) or step
+            during = step.assess_during(session.during) if session.during else None
+            found = RunCertificates(before=step.assess(before), after=None, during=during)
+            self.note_certificates(found)
+            after = session.lab.certify("quick", sent_messages(stages) or expected, step=step)
+        self.note_certificates(found.model_copy(update={"after": after}))
         return ended
-
-    def _certificates(self) -> RunCertificates | None:
-        if self._before is None:
-            return None
-        return RunCertificates(before=self._before, after=self._after, during=self._during)
-
-    def _write_certificates(self) -> None:
-        if (certificates := self._certificates()) is not None:
-            results.write_json(self._run.folder / "certificate.json", certificates)
-
-    def close(self, status: Status, error: BaseException | None) -> Summary:
-        """Write summary.json, the last file of a run, from what the other files hold."""
-        stages = [self._run.steps(node) for node in range(self._cell.nodes)]
-        message = None if error is None else str(error) or _NAMES.get(type(error), type(error).__name__)
-        summary = summarise(
-            self._cell,
-            self._lab,
-            self._certificates(),
-            stages,
-            status=status,
-            error=message,
-            costs=self._costs,
-            floor=self._floor,
-            lost=self._lost,
-        )
-        results.write_json(self._run.folder / "summary.json", summary)
-        return summary
-
-    def _note_lab(self, record: LabRecord) -> None:
-        self._lab = record
-        results.write_json(self._run.folder / "lab.json", record)
 
 
 def prepare(workload: Workload) -> Tokens:

@@ -10,57 +10,31 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 import testbed
 from testbed import paths, results
-from testbed.errors import UserError
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "numpy", "pyroute2", "scapy", "pydantic")
 
 
-@contextmanager
-def hold_machine() -> Iterator[None]:
+def hold_machine() -> AbstractContextManager[None]:
     """Hold the machine while one measures: two measurements at once would spoil each other's numbers.
 
     UserError when another testbed holds it.
     """
     folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
-    lock = FileLock(folder / "machine.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(
-            "another testbed is measuring on this machine; two at once would spoil each other's numbers"
-        ) from None
-    try:
-        paths.give_to_user(folder / "machine.lock")
-        yield
-    finally:
-        lock.release()
+    busy = "another testbed is measuring on this machine; two at once would spoil each other's numbers"
+    return results.locked(folder / "machine.lock", busy)
 
 
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> AbstractContextManager[None]:
     """Hold a result folder while runs are made in it. UserError when another testbed holds it."""
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(
-            f"another testbed makes runs in {folder}; wait for it, or choose another folder with --results"
-        ) from None
-    try:
-        paths.give_to_user(folder / ".lock")
-        yield
-    finally:
-        lock.release()
+    busy = f"another testbed makes runs in {folder}; wait for it, or choose another folder with --results"
+    return results.locked(folder / ".lock", busy)
 
 
 def _read(path: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from datetime import datetime
@@ -162,12 +161,8 @@ def _past_of(run: Run) -> _Past | None:
     summary = run.summary
     if summary is None or summary.status != "ok" or summary.ended not in (None, "steps") or summary.step_s is None:
         return None
-    after = run.certificates.after
-    try:
-        began = json.loads((run.folder / "environment.json").read_text(encoding="utf8"))["taken_at"]
-    except (OSError, ValueError, KeyError):
-        return None
-    if after is None:
+    after, began = run.certificates.after, run.environment.get("taken_at")
+    if after is None or began is None:
         return None
     seconds = (datetime.fromisoformat(after.taken_at) - datetime.fromisoformat(began)).total_seconds() + after.seconds
     return _Past(run.cell, seconds, summary.step_s * summary.dilation)

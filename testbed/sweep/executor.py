@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
-from testbed.errors import SpecError, StageError, TestbedError, UserError
+from testbed.errors import StageError, TestbedError
 from testbed.pipeline.memory import available_memory
-from testbed.process import start_program
+from testbed.process import failed, start_program
 from testbed.units import format_size
 
 _LONGEST_LINE = 1 << 20
-_LAST_WORDS = 2000
 _SHARE = 0.9
 """Of the memory that is available before the first task starts, what tasks may take."""
 
@@ -141,14 +139,8 @@ def _finished(one: _Running) -> Result:
     assert one.process.stdout is not None
     one.process.stdout.close()
     with one.errors:
-        size = os.fstat(one.errors.fileno()).st_size
-        words = os.pread(one.errors.fileno(), _LAST_WORDS, max(0, size - _LAST_WORDS)).decode(errors="replace").strip()
-    if status == 0:
-        return Result(one.task, None)
-    if status == UserError.exit_status:
-        return Result(one.task, SpecError(f"cannot {one.task.attempt}: {words}"))
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return Result(one.task, StageError(f"cannot {one.task.attempt}: its process {how}: {words or 'no message'}"))
+        said = os.pread(one.errors.fileno(), os.fstat(one.errors.fileno()).st_size, 0)
+    return Result(one.task, failed(one.task.attempt, StageError, status, said) if status else None)
 
 
 def _end(running: Any) -> None:

@@ -12,25 +12,24 @@ import selectors
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from testbed import paths, results
+from testbed import paths
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
-from testbed.metrics import summarise
 from testbed.pipeline.memory import available_memory, predict_live_memory
 from testbed.profiles import LinkProfile
-from testbed.records import Certificate, LabRecord
+from testbed.records import Certificate
 from testbed.spec import Cell, Workload, recipe_of
 from testbed.sweep import playing
 from testbed.sweep.controller import floor_of, prepare
-from testbed.sweep.environment import describe_machine, hold_folder
+from testbed.sweep.environment import hold_folder
 from testbed.sweep.inside import LiveRun, Told
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
+from testbed.sweep.recording import RunRecorder
 from testbed.sweep.session import Tokens
 from testbed.units import format_size
 from testbed.vm.guest import Guest, start_guest
@@ -63,21 +62,19 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
         guest_kernel = kernel()
         assert guest_kernel is not None  # live cells are on the virtual clock only where there is one
         links = playing.certified(runs, guest_kernel, len(os.sched_getaffinity(0)))
-        seeds = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
+        seeds = playing.LinkSeeds(folder, runs)
         for cell in runs:
-            seed, seeds[cell.id] = seeds[cell.id], seeds[cell.id] + 1
             progress.begin(cell)
-            runner = _Runner(folder, cell, links, progress)
+            runner = _Runner(folder, cell, progress)
             try:
-                runner.run(guest_kernel, prepared[cell.workload], seed if cell.by_chance else 0)
-            except TestbedError as error:
-                runner.close("failed", error)
-                failures.append(error)
+                runner.make(guest_kernel, prepared[cell.workload], seeds.take(cell), links)
             except BaseException as error:
-                runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
-                raise
+                runner.close(error)
+                if not isinstance(error, TestbedError):
+                    raise
+                failures.append(error)
             else:
-                runner.close("ok", None)
+                runner.close()
     return failures
 
 
@@ -98,29 +95,22 @@ def check_memory(cell: Cell) -> None:
         )
 
 
-class _Runner:
-    """One run of one cell: fills its folder."""
+class _Runner(RunRecorder):
+    """One run of one cell."""
 
-    def __init__(
-        self, folder: Path, cell: Cell, links: Mapping[LinkProfile, Certificate], progress: SweepProgress
+    def make(
+        self, kernel: GuestKernel, tokens: Tokens, link_seed: int, links: Mapping[LinkProfile, Certificate]
     ) -> None:
-        self._run, self._cell, self._links, self._progress = results.new_run(folder, cell), cell, links, progress
-        self._lab: LabRecord | None = None
-        self._floor: float | None = None
-        self._lost: dict[str, str] = {}
-        results.write_json(self._run.folder / "environment.json", describe_machine())
-
-    def run(self, kernel: GuestKernel, tokens: Tokens, link_seed: int) -> None:
         """Boot a guest that makes the run, and follow it to its end. StageError, or SpecError for what the user can
-        mend, where it fails.
+        mend, where it fails. `links`: what was certified.
         """
-        self._floor = floor_of(self._cell.workload, tokens)
+        self.known["floor"] = floor_of(self.cell.workload, tokens)
         with ExitStack() as stack:
             aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-live-")))
             order = LiveRun(
-                cell=self._cell,
+                cell=self.cell,
                 link_seed=link_seed,
-                folder=str(self._run.folder.resolve()),
+                folder=str(self.run.folder.resolve()),
                 tokens=str(tokens.path.resolve()),
                 vocabulary=tokens.vocabulary,
             )
@@ -128,14 +118,14 @@ class _Runner:
             words = stack.enter_context(os.fdopen(os.memfd_create("words"), "rb"))
             reading, writing = os.pipe()
             stack.callback(os.close, reading)
-            self._progress.phase("booting the guest")
+            self.progress.phase("booting the guest")
             try:
                 guest = stack.enter_context(
                     start_guest(
                         kernel,
                         [sys.executable, "-m", _PROGRAM, str(aside / "run.json")],
-                        memory=f"{guest_memory(self._cell) >> 20}M",
-                        share=[self._run.folder],
+                        memory=f"{guest_memory(self.cell) >> 20}M",
+                        share=[self.run.folder],
                         virtual_clock=True,
                         stdout=writing,
                         stderr=words.fileno(),
@@ -144,16 +134,16 @@ class _Runner:
                 told = self._follow(guest, reading)
             finally:
                 os.close(writing)
-                for path in self._run.folder.iterdir():
+                for path in self.run.folder.iterdir():
                     paths.give_to_user(path)
             if told is None:
                 said = os.pread(words.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_LAST_WORDS:]
-                raise StageError(f"the guest of {self._cell.id} ended without a word: {said or 'no message'}")
-            self._lost = told.lost
-            for name, why in told.lost.items():
-                self._progress.note(f"{self._cell.id}: training went on without {name}: {why}")
+                raise StageError(f"the guest of {self.cell.id} ended without a word: {said or 'no message'}")
+            self.note_lost(told.lost)
             if told.failed is not None:
                 raise (SpecError if told.by_user else StageError)(told.failed)
+        played_at_ns = self.lab.played_at_ns if self.lab else None
+        self.note_certificates(playing.virtual_certificates(self.cell, links, self.read_steps(), played_at_ns))
 
     def _follow(self, guest: Guest, reading: int) -> Told | None:
         """Note what the guest says until it has ended; returns its last word, None where that is missing."""
@@ -169,7 +159,7 @@ class _Runner:
                     return last
                 elif time.monotonic() - heard_s > _SILENCE_S:
                     raise StageError(
-                        f"the guest of {self._cell.id} said nothing for {_SILENCE_S:.0f} s of this machine's time and "
+                        f"the guest of {self.cell.id} said nothing for {_SILENCE_S:.0f} s of this machine's time and "
                         "was ended"
                     )
                 *lines, text = text.split(b"\n")
@@ -180,34 +170,11 @@ class _Runner:
 
     def _note(self, told: Told) -> None:
         if told.phase is not None:
-            self._progress.phase(told.phase)
+            self.progress.phase(told.phase)
         if told.lab is not None:
             # How long building took says nothing on a clock that stood still.
-            self._lab = told.lab.model_copy(update={"build_seconds": 0.0})
-            results.write_json(self._run.folder / "lab.json", self._lab)
+            self.note_lab(told.lab.model_copy(update={"build_seconds": 0.0}))
         if told.step is not None:
-            self._progress.step(told.step)
+            self.progress.step(told.step)
         if told.evaluated is not None:
-            self._progress.evaluated(told.evaluated)
-
-    def close(self, status: Literal["ok", "failed", "interrupted"], error: BaseException | None) -> None:
-        """Write the certificates and summary.json, the last file of a run, from what the other files hold."""
-        stages = [self._run.steps(stage) for stage in range(self._cell.nodes)]
-        certificates = None
-        if status == "ok":
-            played_at_ns = self._lab.played_at_ns if self._lab else None
-            certificates = playing.virtual_certificates(self._cell, self._links, stages, played_at_ns)
-            results.write_json(self._run.folder / "certificate.json", certificates)
-        message = None if error is None else str(error) or type(error).__name__
-        summary = summarise(
-            self._cell,
-            self._lab,
-            certificates,
-            stages,
-            status=status,
-            error=message,
-            floor=self._floor,
-            lost=self._lost,
-        )
-        results.write_json(self._run.folder / "summary.json", summary)
-        self._progress.end(self._cell, summary)
+            self.progress.evaluated(told.evaluated)

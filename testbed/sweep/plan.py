@@ -15,12 +15,12 @@ from pydantic import Field, StrictFloat, StrictInt, ValidationError, model_valid
 
 from testbed import paths
 from testbed.errors import SpecError, TestbedError, UnknownNameError
-from testbed.frozen import Frozen, explain, read_toml
+from testbed.frozen import Frozen, explain, flatten, read_toml
 from testbed.profiles import load_profile
 from testbed.results import CompareSpec, Order
 from testbed.spec import Cell, Clock, Engine
 from testbed.sweep import filters
-from testbed.sweep.fields import Tables, flatten, merge, nest, parse_assignment
+from testbed.sweep.fields import Tables, merge, nest, parse_assignment
 from testbed.sweep.resolve import resolve_cell
 
 AskedEngine = Literal["auto", "netem", "relay"]
@@ -267,24 +267,14 @@ def untuned(points: Sequence[Combination], tune: TuneSpec | None) -> list[Combin
     ]
 
 
-def cells(
-    experiment: Experiment,
-    engine: Engine,
-    *,
-    quick: bool = False,
-    overrides: Sequence[str] = (),
-    only: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    clock: Clock = "real",
-) -> tuple[Cell, ...]:
-    """Return the cells of an experiment, each once, in the file's order, before anything is tuned; see `Choice` for the
-    rest.
+def cells(experiment: Experiment, engine: Engine, clock: Clock = "real", **choice: Any) -> tuple[Cell, ...]:
+    """Return the cells of an experiment, each once, in the file's order, before anything is tuned.
 
-    `engine` and `clock` are what `auto` resolved to.
+    `engine` and `clock` are what `auto` resolved to; the rest is a `Choice`'s.
     """
-    choice = Choice(quick=quick, overrides=overrides, only=only, exclude=exclude)
-    asked = apply_choice(experiment, choice)
-    return unique(resolve_cells(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path), clock))
+    chosen = Choice(**choice)
+    asked = apply_choice(experiment, chosen)
+    return unique(resolve_cells(untuned(combinations(asked, chosen), asked.tune), engine, str(asked.path), clock))
 
 
 def unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:

@@ -14,23 +14,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from testbed import results, vm
 from testbed.errors import GuestKernelError, StageError, TestbedError
-from testbed.metrics import summarise
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
-from testbed.play import pipelines, replica_times
+from testbed.play import pipelines
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
 from testbed.play.kinds import played_job
 from testbed.play.played import Played, read_played
 from testbed.play.recorded import records_of
-from testbed.play.replica_times import NodeTimes
 from testbed.play.steady import extended
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob
@@ -42,7 +41,6 @@ from testbed.records import (
     LabRecord,
     RunCertificates,
     StepRecord,
-    Summary,
 )
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
@@ -52,6 +50,7 @@ from testbed.sweep.controller import prepare
 from testbed.sweep.environment import describe_machine, hold_folder, hold_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
+from testbed.sweep.recording import RunRecorder
 from testbed.vm import GuestKernel
 
 _ASIDE = ".played-"
@@ -71,7 +70,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         for number, cell in enumerate(runs):
             if (error := trained.failures.get(recipe_of(cell).id)) is not None:
                 progress.begin(cell, number)
-                progress.end(cell, _fail(results.new_run(folder, cell), cell, error))
+                RunRecorder(folder, cell, progress).close(error)
         failures = list(trained.failures.values())
         numbers = [number for number, cell in enumerate(runs) if recipe_of(cell).id not in trained.failures]
         runs = [runs[number] for number in numbers]
@@ -174,44 +173,44 @@ def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[Li
     return dict(zip(links, certify_virtual(links, kernel, guests=guests), strict=True))
 
 
-def _fail(run: results.Run, cell: Cell, error: TestbedError) -> Summary:
-    """Write down that a run has failed."""
-    stages: list[list[StepRecord]] = [[] for _ in range(cell.nodes)]
-    summary = summarise(cell, None, None, stages, status="failed", error=str(error))
-    results.write_json(run.folder / "summary.json", summary)
-    return summary
+class LinkSeeds:
+    """Seeds for the links of runs: of a cell whose links draw at random, each run has another."""
+
+    def __init__(self, folder: Path, runs: Iterable[Cell]) -> None:
+        self._next = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
+
+    def take(self, cell: Cell) -> int:
+        """Return the seed of the cell's next run."""
+        self._next[cell.id] += 1
+        return self._next[cell.id] - 1 if cell.by_chance else 0
 
 
+@dataclass
 class _Player:
     """Makes jobs of runs, and runs of what was played."""
 
-    def __init__(
-        self,
-        runs: Sequence[Cell],
-        numbers: Sequence[int],
-        folder: Path,
-        aside: Path,
-        training: Mapping[str, Training],
-        floors: Mapping[str, float | None],
-        costs: Calibration,
-        links: Mapping[LinkProfile, Certificate],
-        progress: SweepProgress,
-    ) -> None:
-        """`numbers`: what `progress` calls the runs. `links`: what was certified on the virtual clock. `aside`: where
-        the player's results lie until they are records.
-        """
-        self._numbers = numbers
-        self._runs, self._folder, self._aside, self._progress = runs, folder, aside, progress
-        self._training, self._floors, self._costs, self._links = training, floors, costs, links
+    runs: Sequence[Cell]
+    numbers: Sequence[int]
+    """What `progress` calls the runs."""
+    folder: Path
+    aside: Path
+    """Where the player's results lie until they are records."""
+    training: Mapping[str, Training]
+    floors: Mapping[str, float | None]
+    costs: Calibration
+    links: Mapping[LinkProfile, Certificate]
+    """What was certified on the virtual clock."""
+    progress: SweepProgress
+    failures: list[TestbedError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._traces: dict[Path, Trace] = {}
-        self._seeds = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
+        self._seeds = LinkSeeds(self.folder, self.runs)
         self._machine = describe_machine()
-        self.failures: list[TestbedError] = []
 
     def job(self, number: int) -> PlayJob:
         """Return what is to be played for a run."""
-        cell = self._runs[number]
-        seed, self._seeds[cell.id] = self._seeds[cell.id], self._seeds[cell.id] + 1
+        cell = self.runs[number]
         path, trace = self._trace(cell)
         lab = LabSpec(
             topology=cell.topology,
@@ -223,21 +222,21 @@ class _Player:
         return PlayJob(
             trace=path,
             lab=lab,
-            link_seed=seed if cell.by_chance else 0,
+            link_seed=self._seeds.take(cell),
             steps=trace.steps,
-            output=self._aside / f"{number}.played",
+            output=self.aside / f"{number}.played",
         )
 
     def _steps(self, cell: Cell) -> Training:
-        return pipelines.steps_to_play(cell, self._training[recipe_of(cell).id])
+        return pipelines.steps_to_play(cell, self.training[recipe_of(cell).id])
 
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
-        found = [costs.get(recipe.id) for costs in (self._costs.recipes, self._costs.replicas, self._costs.jobs)]
+        found = [costs.get(recipe.id) for costs in (self.costs.recipes, self.costs.replicas, self.costs.jobs)]
         stated = [getattr(cell, name) for name in ("compute", "codec_cost", "codec_rates", "pipeline", "played_steps")]
         content = f"{recipe.id} {stated} {found}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
-        path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
+        path = self.folder / "traces" / f"{recipe.id}-{digest}.trace"
         if path not in self._traces:
             self._traces[path] = self._job(cell).trace()
             results.make_folder(path.parent)
@@ -245,60 +244,44 @@ class _Player:
         return path, self._traces[path]
 
     def _job(self, cell: Cell) -> TracedJob:
-        return played_job(cell, self._steps(cell), self._costs)
-
-    def _node_times(self, cell: Cell) -> list[NodeTimes] | None:
-        return replica_times.worked_times(cell, self._costs)
+        return played_job(cell, self._steps(cell), self.costs)
 
     def has_played(self, progress: Progress) -> None:
         """Make the run's records when its job is done."""
         if progress.outcome is None:
             return
-        cell = self._runs[progress.job]
-        self._progress.begin(cell, self._numbers[progress.job])
-        run = results.new_run(self._folder, cell)
-        results.write_json(run.folder / "environment.json", self._machine)
+        cell = self.runs[progress.job]
+        self.progress.begin(cell, self.numbers[progress.job])
+        run = RunRecorder(self.folder, cell, self.progress, self._machine)
         try:
-            self._keep(run, cell, progress.outcome)
+            steps = self._keep(run, progress.outcome)
         except TestbedError as error:
             self.failures.append(error)
-            self._progress.end(cell, _fail(run, cell, error))
+            run.close(error, [()] * cell.nodes)
+        else:
+            run.close(None, steps, progress.outcome.host_seconds)
 
-    def _keep(self, run: results.Run, cell: Cell, outcome: Outcome) -> None:
+    def _keep(self, run: RunRecorder, outcome: Outcome) -> list[list[StepRecord]]:
+        """Note what was played; returns its records, by node."""
+        cell = run.cell
         if outcome.output is None:
             raise StageError(f"cell {cell.id} could not be played: {outcome.error}")
         trace = self._trace(cell)[1]
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
-        stages = records_of(cell, self._job(cell), trace, played, self._steps(cell))
-        lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
-        results.write_json(run.folder / "lab.json", lab)
-        for stage, records in enumerate(stages):
+        nodes = records_of(cell, self._job(cell), trace, played, self._steps(cell))
+        run.note_lab(LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns}))
+        for node, records in enumerate(nodes):
             lines = "".join(record.model_dump_json() + "\n" for record in records)
-            (run.folder / f"steps-{stage}.jsonl").write_text(lines, encoding="utf8")
-        certificates = self._certificates(cell, played, stages)
-        if certificates is not None:
-            results.write_json(run.folder / "certificate.json", certificates)
-        floor = self._floors[recipe_of(cell).id]
-        summary = summarise(
-            cell,
-            lab,
-            certificates,
-            stages,
-            status="ok",
-            error=None,
-            steady=played.steady,
-            floor=floor,
-        )
-        results.write_json(run.folder / "summary.json", summary)
-        self._progress.end(cell, summary, outcome.host_seconds)
+            (run.run.folder / f"steps-{node}.jsonl").write_text(lines, encoding="utf8")
+        run.note_certificates(self._certificates(cell, played, nodes))
+        run.known |= {"steady": played.steady, "floor": self.floors[recipe_of(cell).id]}
+        return nodes
 
-    def _certificates(
-        self, cell: Cell, played: Played, stages: Sequence[Sequence[StepRecord]]
-    ) -> RunCertificates | None:
+    def _certificates(self, cell: Cell, played: Played, stages: Sequence[Sequence[StepRecord]]) -> RunCertificates:
         """Return what was measured of the links: around the run, or on the virtual clock once for all."""
         if cell.clock == "virtual":
-            return virtual_certificates(cell, self._links, stages, played.played_at_ns)
+            return virtual_certificates(cell, self.links, stages, played.played_at_ns)
         step = run_step(cell, stages, played.played_at_ns)
         measured = [Certificate.model_validate(played.about[name]) for name in ("before", "after")]
         if step is not None:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
-from testbed import paths, units
+from testbed import paths, results, units
 from testbed.errors import LabError, SpecError, UnknownNameError
-from testbed.frozen import Frozen, canonical_json, explain, read_toml
+from testbed.frozen import Frozen, canonical_json, explain, flatten, read_toml
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.lab import LabSpec
@@ -38,7 +38,7 @@ from testbed.play.split import drift, seen_to_repeat, step_split
 from testbed.profiles import LinkProfile, Pipe, load_profile
 from testbed.spec import Topology, link_count
 from testbed.sweep.environment import hold_folder
-from testbed.sweep.fields import flatten, merge
+from testbed.sweep.fields import merge
 from testbed.sweep.plan import Choice, Experiment, apply_choice, combinations
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def play_missing(
         say(f"{len(missing)} cells are missing")
         for cell in missing.values():
             if not cell.play:
-                _keep(folder, cell, PredictionResult(**compute_ideal(cell), step_ns=None))
+                results.write_json(_file(folder, cell), PredictionResult(**compute_ideal(cell), step_ns=None))
         for left in folder.glob(f"{_ASIDE}*"):  # by a program that was killed: we hold the folder
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
@@ -374,13 +374,11 @@ def _play(
             errors.append(f"cell {cell.id}: {outcome.error}")
             return
         result = _result(cell, outcome.output, kernel)
-        _keep(folder, cell, result)
+        results.write_json(_file(folder, cell), result)
         outcome.output.unlink()
         assert result.step_ns is not None
-        say(
-            f"{cell.id}: {units.format_time(result.step_ns)}, ideal {_time(result.ideal_ns)}, "
-            f"{outcome.host_seconds:.1f} s here"
-        )
+        ideal = "not known" if result.ideal_ns is None else units.format_time(result.ideal_ns)
+        say(f"{cell.id}: {units.format_time(result.step_ns)}, ideal {ideal}, {outcome.host_seconds:.1f} s here")
 
     if jobs:
         play_jobs(jobs, clock="virtual", folder=aside / "work", kernel=kernel, guests=guests, progress=done)
@@ -409,10 +407,6 @@ def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> Predicti
         retransmitted_bytes=sum(state.bytes_retransmitted for state in played.sockets[-1]),
         kernel=kernel.version,
     )
-
-
-def _time(ideal_ns: int | None) -> str:
-    return "not known" if ideal_ns is None else units.format_time(ideal_ns)
 
 
 def compute_ideal(cell: PredictionCell) -> dict[str, int | None]:
@@ -450,18 +444,11 @@ def _file(folder: Path, cell: PredictionCell) -> Path:
     return folder / _FOLDER / f"{cell.id}.json"
 
 
-def _keep(folder: Path, cell: PredictionCell, result: PredictionResult) -> None:
-    part = _file(folder, cell).with_suffix(".part")
-    part.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf8")
-    part.replace(_file(folder, cell))
-    paths.give_to_user(_file(folder, cell))
-
-
 # ------------------------------------------------------------------ results
 def result_of(cell: PredictionCell, folder: Path) -> PredictionResult | None:
     """Return what came of a cell; None where `folder` has no result of it."""
     file = _file(folder, cell)
-    return PredictionResult.model_validate_json(file.read_text(encoding="utf8")) if file.exists() else None
+    return results.read_json(file, PredictionResult) if file.exists() else None
 
 
 def count_missing(planned: Iterable[Planned], folder: Path) -> int:

@@ -16,7 +16,7 @@ from testbed.frozen import explain
 from testbed.jobs.kind import JobKind
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
-from testbed.play import pipelines, replica_times
+from testbed.play import pipelines, replicas
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import (
     RINGS,
@@ -110,7 +110,14 @@ def resolve_cell(
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
     _check_frozen(cell, where)
-    _check_codec_costs(cell, where)
+    if cell.codec_rates is not None:
+        try:  # before anything is trained: nobody can say what some codecs cost on a device
+            if isinstance(cell.parallelism, DataParallelSpec):
+                replicas.node_times(cell)
+            else:
+                pipelines.stage_cost(cell, None)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
     if isinstance(cell.parallelism, JobKind) and cell.codec_cost == "device":
         raise SpecError(
             f"{where}: in a job of a table `job` codecs cost nothing or what they cost here: set codec_cost to 'zero' "
@@ -211,19 +218,6 @@ def _check_frozen(cell: Cell, where: str) -> None:
             "step before's; that takes data parallel training with data.staleness = 0, and neither data.outer nor "
             "data.deco: set these, or leave frozen_after out"
         )
-
-
-def _check_codec_costs(cell: Cell, where: str) -> None:
-    """Raise SpecError, before anything is trained, for codecs of which nobody can say what they cost on a device."""
-    if cell.codec_rates is None:
-        return
-    try:
-        if isinstance(cell.parallelism, DataParallelSpec):
-            replica_times.node_times(cell)
-        else:
-            pipelines.stage_times(cell, None)
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from None
 
 
 def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:

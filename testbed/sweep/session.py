@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from testbed import forks, paths
+from testbed.closing import Closing
 from testbed.devices import flops
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Job, Limits, jobs
+from testbed.pipeline.job import Endpoint, Limits, PlaceJob, jobs
 from testbed.play.job import seeded
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
@@ -66,7 +66,7 @@ class Tokens(NamedTuple):
     """Tokens that a text's tokenizer has; of images, their classes."""
 
 
-class Session:
+class Session(Closing):
     """Namespaces, links and stage hosts for one network; a context manager."""
 
     during: DuringRecord | None = None
@@ -113,8 +113,7 @@ class Session:
         patience_s = _UNKNOWN_S if cell.job else _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
             cell,
-            addresses=tuple(node.address for node in self.lab.nodes),
-            port=_DATA_PORT,
+            endpoints=tuple(Endpoint(address=node.address, port=_DATA_PORT) for node in self.lab.nodes),
             token=secrets.token_hex(16),
             vocabulary=tokens.vocabulary,
             tokens=str(tokens.path),
@@ -136,7 +135,7 @@ class Session:
 
     def _follow(
         self,
-        work: tuple[Job, ...],
+        work: tuple[PlaceJob, ...],
         sampler: Sampler,
         observer: Observer,
         interrupt: Interrupt,
@@ -196,14 +195,6 @@ class Session:
     def close(self) -> None:
         """End the stage hosts, then take down the links."""
         self._stack.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def network_of(cell: Cell) -> tuple[object, ...]:

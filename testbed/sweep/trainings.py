@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,23 +22,16 @@ from pydantic import TypeAdapter
 from testbed import forks, paths, results
 from testbed.codecs.catalogue import placement
 from testbed.errors import TestbedError, UserError
-from testbed.jobs.kind import JobKind
-from testbed.jobs.schedule import actions
+from testbed.jobs.pipeline import orders_of
 from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
 from testbed.pipeline.memory import predict_memory
 from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
-from testbed.spec import DataParallelSpec, Parallelism, PipelineSpec, Recipe, TextSpec, Workload
+from testbed.spec import PipelineSpec, Recipe, TextSpec, Workload
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
 
 FOLDER = "trained"
-_TRAINERS: Mapping[type[Parallelism], str] = {
-    PipelineSpec: "testbed.pipeline.alone",
-    DataParallelSpec: "testbed.replicas.alone",
-    JobKind: "testbed.kinds.train",
-}
-"""By kind of job: the program that trains it."""
 _MESSAGE: TypeAdapter[StepDone | EvaluationDone] = TypeAdapter(StepDone | EvaluationDone)
 
 
@@ -193,9 +186,7 @@ def load_training(folder: Path, recipe: Recipe | None = None) -> tuple[list[Step
 
 def _in_order(pipeline: PipelineSpec, stage: int, records: Iterable[StepRecord]) -> list[StepRecord]:
     """Put what a stage did in each training step into the order of a pipeline's schedule."""
-    numbers = pipeline.model_dump(include={"stages", "microbatches", "in_flight", "accumulation"})
-    order = actions(pipeline.schedule, stage=stage, **numbers)
-    place = {(action.kind, action.microbatch): number for number, action in enumerate(order)}
+    place = {(action.kind, action.microbatch): number for number, action in enumerate(orders_of(pipeline)[stage])}
 
     def of_frame(frame: SentRecord | ReceivedRecord) -> int:
         return place["F" if frame.direction == "forward" else "B", frame.microbatch]
@@ -240,7 +231,7 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Toke
         tasks.append(
             Task(
                 name=recipe.id,
-                module=next(module for kind, module in _TRAINERS.items() if isinstance(recipe.parallelism, kind)),
+                module="testbed.pipeline.alone",
                 arguments=(str(path.resolve()),),
                 memory_bytes=predict_memory(recipe),
                 attempt=f"train {recipe.id}",

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import SpecError, StageError, UnknownNameError
+from testbed.frozen import flatten
 from testbed.results import RankCheck, TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell, Clock, Engine
-from testbed.sweep.fields import flatten, known_fields, merge, nest
+from testbed.sweep.fields import known_fields, merge, nest
 from testbed.sweep.plan import Combination, Experiment, TuneSpec, resolve_cells
 
 LossOf = Callable[[Cell], float | None]
@@ -85,7 +86,8 @@ def further(
         return more
     arm = _arms(tune, points)[0]
     mine = [trial for trial in tried if trial.arm == arm.arm(tune.arm)]
-    if all(cell.training.steps == _own_steps(arm) for trial in mine for cell in trial.cells):
+    own_steps = dict(flatten(arm.fields)).get("training.steps")
+    if all(cell.training.steps == own_steps for trial in mine for cell in trial.cells):
         return []
     full = tune.model_copy(update={"steps": None})
     left = [trial.value for trial in mine if _result(trial, loss_of).mean_loss is not None]
@@ -125,10 +127,6 @@ def _arms(tune: TuneSpec, points: Sequence[Combination]) -> list[Combination]:
         if new and tune.field not in combination.stated:
             firsts.append(combination)
     return firsts
-
-
-def _own_steps(combination: Combination) -> Any:
-    return dict(flatten(combination.fields)).get("training.steps")
 
 
 def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock) -> Trial:
@@ -173,7 +171,7 @@ def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: LossOf) -> TuningRec
         field=tune.field,
         steps=tune.steps,
         seeds=tune.seeds,
-        over=_network(tune),
+        over=tune.over if isinstance(tune.over, str) else "+".join(tune.over),
         arms=tuple(arms),
         widen=tune.widen,
         quick=tune.quick,
@@ -214,10 +212,6 @@ def _result(trial: Trial, loss_of: LossOf) -> TriedValue:
     mean = sum(finite) / len(finite) if len(finite) == len(losses) else None
     cells = tuple(cell.id for cell in trial.cells)
     return TriedValue(value=trial.value, cells=cells, losses=losses, mean_loss=mean, added=trial.added)
-
-
-def _network(tune: TuneSpec) -> str:
-    return tune.over if isinstance(tune.over, str) else "+".join(tune.over)
 
 
 def answers(record: TuningRecord, tune: TuneSpec, asked: Sequence[Trial]) -> bool:

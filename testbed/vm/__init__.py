@@ -19,7 +19,7 @@ library only.
 
 from testbed.vm.build import build_kernel, find_clock_kernel, virtual_clock
 from testbed.vm.exchange import export_kernel, import_kernel
-from testbed.vm.guest import Guest, run_in_guest, start_guest, try_kernel
+from testbed.vm.guest import Guest, start_guest, try_kernel
 from testbed.vm.kernel import GuestKernel
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "export_kernel",
     "find_clock_kernel",
     "import_kernel",
-    "run_in_guest",
     "start_guest",
     "try_kernel",
     "virtual_clock",

@@ -1,14 +1,14 @@
 """Build a guest kernel whose clock is virtual: user-mode Linux with time travel, from Debian's kernel source.
 
-time-travel.config says what is in it. Needs a C compiler and a few packages of Debian, but no root. The folder is
-filled aside and renamed when it is whole, so that a build that was killed leaves nothing that could be taken for one.
+time-travel.config says what is in it, archrandom.h where its random numbers come from. Needs a C compiler and a few
+packages of Debian, but no root. The folder is filled aside and renamed when it is whole, so that a build that was
+killed leaves nothing that could be taken for one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -45,21 +45,20 @@ _SPACE_BYTES = 1 << 30
 
 # Most of the source is for other machines and devices; leaving it packed saves a third of the unpacking.
 # What describes the configuration (Kconfig, Makefile) is read whole, so it stays.
-_UNUSED_FOLDERS = (
-    *(
-        f"arch/{name}"
-        for name in ("alpha", "arc", "arm", "arm64", "csky", "hexagon", "loongarch", "m68k", "microblaze")
-    ),
-    *(f"arch/{name}" for name in ("mips", "nios2", "openrisc", "parisc", "powerpc", "riscv", "s390", "sh", "sparc")),
-    *(
-        f"drivers/{name}"
-        for name in ("accel", "clk", "gpu", "hwmon", "iio", "infiniband", "media", "mtd", "net/ethernet")
-    ),
-    *(f"drivers/{name}" for name in ("net/wireless", "pinctrl", "scsi", "staging", "usb", "video")),
-    *("arch/xtensa", "fs/btrfs", "fs/xfs", "samples", "sound"),
-)
+_UNUSED_FOLDERS = {
+    "arch": "alpha arc arm arm64 csky hexagon loongarch m68k microblaze mips nios2 openrisc parisc powerpc riscv "
+    "s390 sh sparc xtensa",
+    "drivers": "accel clk gpu hwmon iio infiniband media mtd net/ethernet net/wireless pinctrl scsi staging usb video",
+    "fs": "btrfs xfs",
+    "": "samples sound",
+}
 _EXCLUDED = (
-    *(f"*/{folder}/*.{ending}" for folder in _UNUSED_FOLDERS for ending in ("[chS]", "dts", "dtsi")),
+    *(
+        str(Path("*", above, name, f"*.{ending}"))
+        for above, names in _UNUSED_FOLDERS.items()
+        for name in names.split()
+        for ending in ("[chS]", "dts", "dtsi")
+    ),
     *("*/Documentation/*.*", "*/tools/testing/*", "*/tools/perf/*", "*/rust/*.rs"),
 )
 
@@ -88,42 +87,7 @@ _CHANGES = (
 # In place of the host's getrandom(): on a virtual clock the kernel's random numbers, and with them ports, sequence
 # numbers, hashes and the addresses of programs, are the same in every boot. On the real clock they stay the host's.
 _RANDOM_HEADER = Path("arch/um/include/asm/archrandom.h")
-_RANDOM_CODE = """\
-/* SPDX-License-Identifier: GPL-2.0 */
-#ifndef __ASM_UM_ARCHRANDOM_H__
-#define __ASM_UM_ARCHRANDOM_H__
-
-#include <linux/time-internal.h>
-
-ssize_t os_getrandom(void *buf, size_t len, unsigned int flags);
-
-static inline size_t __must_check arch_get_random_longs(unsigned long *v, size_t max_longs)
-{
-	static unsigned long state;
-	ssize_t ret;
-	size_t i;
-
-	if (time_travel_mode != TT_MODE_OFF) { /* splitmix64 */
-		for (i = 0; i < max_longs; i++) {
-			unsigned long z = (state += 0x9e3779b97f4a7c15UL);
-
-			z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9UL;
-			z = (z ^ (z >> 27)) * 0x94d049bb133111ebUL;
-			v[i] = z ^ (z >> 31);
-		}
-		return max_longs;
-	}
-	ret = os_getrandom(v, max_longs * sizeof(*v), 0);
-	return ret < 0 ? 0 : ret / sizeof(*v);
-}
-
-static inline size_t __must_check arch_get_random_seed_longs(unsigned long *v, size_t max_longs)
-{
-	return 0;
-}
-
-#endif
-"""
+_RANDOM_CODE = Path(__file__).with_name("archrandom.h")
 
 _COMPILED_FILES = 620
 """About so many files are compiled: what the progress is a share of."""
@@ -132,7 +96,7 @@ _PROGRESS_FILES = 50
 
 def recipe() -> str:
     """Return what identifies how a kernel is built here, apart from source and compiler: a hash of our own inputs."""
-    return hashlib.sha256(CONFIG.read_bytes() + (_RANDOM_CODE + repr(_CHANGES)).encode()).hexdigest()[:16]
+    return hashlib.sha256(CONFIG.read_bytes() + _RANDOM_CODE.read_bytes() + repr(_CHANGES).encode()).hexdigest()[:16]
 
 
 def clock_folder() -> Path:
@@ -194,17 +158,6 @@ def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = pri
     raise GuestKernelError(f"the guest kernel in {folder} was changed while it was being put there; build it again")
 
 
-def newest_source(names: Sequence[str]) -> list[str]:
-    """Choose the package with the newest kernel source from the names of packages."""
-    versions = [
-        (tuple(map(int, match[1].split("."))), match[0]) for name in names if (match := _SOURCE.fullmatch(name))
-    ]
-    return [max(versions)[1]] if versions else []
-
-
-_SOURCE = re.compile(r"linux-source-(\d+(?:\.\d+)*)")
-
-
 def _check_tools() -> None:
     missing = [package for tool, package in _TOOLS.items() if shutil.which(tool) is None]
     if "gcc" not in missing:
@@ -242,7 +195,7 @@ def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
         say(f"[{time.monotonic() - started:4.0f} s] {text}")
 
     step("download the kernel's source, about 165 MB")
-    (deb,) = download(work, "linux-source-", newest_source)
+    deb = download(work)
     name, version = package_version(deb)
     step(f"unpack {name} {version}")
     unpack(deb, work / "package")
@@ -288,7 +241,7 @@ def _change(source: Path) -> None:
     text = _source_text(header)
     if not all(f"{name}(unsigned long *v, size_t max_longs)" in text for name in _RANDOM_FUNCTIONS):
         raise GuestKernelError(f"this kernel source is not as expected: {_RANDOM_HEADER} has other functions")
-    header.write_text(_RANDOM_CODE, "utf-8")
+    header.write_bytes(_RANDOM_CODE.read_bytes())
     for name, old, new in _CHANGES:
         text = _source_text(source / name)
         if (count := text.count(old)) != 1:

@@ -1,4 +1,4 @@
-"""Download packages of Debian from the mirror that apt uses, and put what was made of them in its place.
+"""Download Debian's kernel source from the mirror that apt uses, and put what was made of them in its place.
 
 apt runs with package lists of its own in a temporary folder: the system's sources, lists and libraries stay as they
 are, and no root is needed. The folder is filled aside and renamed when it is whole.
@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ SUITES = ("forky", "sid")
 
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _INDEX = re.compile(r"'(?P<mirror>[^']+?)/+dists/[^']+/InRelease'")
+_SOURCE = re.compile(r"linux-source-(\d+(?:\.\d+)*)")
 _INSTEAD = "use a machine whose kernel has sch_netem (README: Vagrant, or a Lima virtual machine), or --engine relay"
 
 
@@ -67,11 +68,18 @@ def unpack(deb: Path, folder: Path) -> None:
     _run(["dpkg-deb", "--extract", str(deb), str(folder)])
 
 
-def download(work: Path, prefix: str, choose: Callable[[Sequence[str]], Sequence[str]]) -> list[Path]:
-    """Download packages into a folder of ours; return their files.
+def newest_source(names: Sequence[str]) -> str | None:
+    """Choose the package with the newest kernel source from the names of packages."""
+    versions = [
+        (tuple(map(int, match[1].split("."))), name) for name in names if (match := _SOURCE.fullmatch(name)) is not None
+    ]
+    return max(versions)[1] if versions else None
 
-    `choose` is given the names of all packages that begin with `prefix`, and says which to take.
-    The first suite of the first mirror that has them is taken. GuestKernelError when none has.
+
+def download(work: Path) -> Path:
+    """Download the newest kernel source into a folder of ours; return its package.
+
+    The first suite of the first mirror that has one is taken. GuestKernelError when none has.
     """
     for name in ("lists/partial", "cache/archives/partial", "debs"):
         (work / name).mkdir(parents=True)
@@ -98,16 +106,17 @@ def download(work: Path, prefix: str, choose: Callable[[Sequence[str]], Sequence
             (work / "sources.list").write_text(f"deb {trust}{mirror} {suite} main\n", "utf-8")
             try:
                 _run(["apt-get", *settings, "update"])
-                names = _run(["apt-cache", *settings, "pkgnames", prefix]).split()
-                if not (packages := choose(names)):
-                    raise GuestKernelError(f"it has no package {prefix}*")
-                _run(["apt-get", *settings, "download", *packages], folder=work / "debs")
+                names = _run(["apt-cache", *settings, "pkgnames", "linux-source-"]).split()
+                if (package := newest_source(names)) is None:
+                    raise GuestKernelError("it has no package linux-source-*")
+                _run(["apt-get", *settings, "download", package], folder=work / "debs")
             except GuestKernelError as error:
                 attempts.append(f"{mirror} {suite}: {error}")
                 continue
-            return sorted((work / "debs").glob("*.deb"))
+            (deb,) = (work / "debs").glob("*.deb")
+            return deb
     tried = "\n".join(attempts) or "apt is set up with no package archive"
-    raise GuestKernelError(f"cannot get {prefix}* of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
+    raise GuestKernelError(f"cannot get linux-source-* of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:

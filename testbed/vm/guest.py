@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, GuestKernelError, SpecError
 from testbed.process import ROOT, process_group, start_program
 from testbed.vm.kernel import GuestKernel
@@ -52,29 +51,6 @@ _REAP_S = 2.0
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
 
 
-def run_in_guest(
-    kernel: GuestKernel,
-    command: Sequence[str],
-    *,
-    memory: str = "4G",
-    time_limit_s: float | None = None,
-    share: Sequence[Path] = (),
-    seccomp: bool = True,
-    virtual_clock: bool = False,
-) -> int:
-    """Run `command` inside and return its exit status. See `start_guest`, which takes the same."""
-    with start_guest(
-        kernel,
-        command,
-        memory=memory,
-        time_limit_s=time_limit_s,
-        share=share,
-        seccomp=seccomp,
-        virtual_clock=virtual_clock,
-    ) as guest:
-        return guest.wait()
-
-
 def start_guest(
     kernel: GuestKernel,
     command: Sequence[str],
@@ -82,7 +58,6 @@ def start_guest(
     memory: str = "4G",
     time_limit_s: float | None = None,
     share: Sequence[Path] = (),
-    seccomp: bool = True,
     virtual_clock: bool = False,
     stdout: int = 1,
     stderr: int = 2,
@@ -95,7 +70,7 @@ def start_guest(
     `stderr`, which must stay open until the guest has ended. `memory`: like "4G" or "512M"; the host gives what is
     touched. `time_limit_s` is measured on this machine's clock, from the call on, whether anybody waits for the guest
     or not. The guest's system calls are caught by seccomp filters, or by ptrace, which is slower, where a sandbox
-    forbids those or `seccomp` is False.
+    forbids those.
     `virtual_clock`: time stands still in the guest while any of its processes computes, and jumps when all sleep.
 
     Call it from the main thread: the guest dies with the thread that started it. SpecError: a value that cannot be
@@ -117,15 +92,14 @@ def start_guest(
     }
     sys.stdout.flush()
     sys.stderr.flush()
-    arguments = kernel_arguments(memory, seccomp, virtual_clock=virtual_clock)
-    limit = None if deadline is None else _Limit(deadline=deadline, seconds=time_limit_s or 0.0)
-    process, ends = _boot(kernel, folder, arguments, plan)
-    return Guest(process, ends, limit=limit, stdout=stdout, stderr=stderr)
+    process, ends = _boot(kernel, folder, kernel_arguments(memory, virtual_clock=virtual_clock), plan)
+    return Guest(process, ends, deadline=deadline, time_limit_s=time_limit_s, stdout=stdout, stderr=stderr)
 
 
 def try_kernel(kernel: GuestKernel) -> None:
     """Boot a kernel with a virtual clock and run `true`. GuestKernelError: it does not work here."""
-    status = run_in_guest(kernel, ["true"], memory="128M", time_limit_s=_TRY_LIMIT_S, virtual_clock=True)
+    with start_guest(kernel, ["true"], memory="128M", time_limit_s=_TRY_LIMIT_S, virtual_clock=True) as guest:
+        status = guest.wait()
     if status != 0:
         raise GuestKernelError(f"the guest kernel in {kernel.folder} was tried with `true`, which ended with {status}")
 
@@ -170,12 +144,12 @@ def shared_folders(folders: Sequence[Path]) -> list[Path]:
     return resolved
 
 
-def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False) -> list[str]:
+def kernel_arguments(memory: str, *, virtual_clock: bool = False) -> list[str]:
     """Return the guest kernel's command line; the descriptors are numbered as `_boot` hands them to launch.py."""
     console, stdout, stderr, report, plan = range(FIRST_FD, FIRST_FD + 5)
     return [
         f"mem={memory}",
-        f"seccomp={'auto' if seccomp else 'off'}",
+        "seccomp=auto",
         # The date is part of the seed of the kernel's random numbers, and so of what must be the same in every boot.
         *(["time-travel=inf-cpu", f"time-travel-start={_VIRTUAL_START_NS}"] if virtual_clock else []),
         f"initrd=/proc/self/fd/{plan}",
@@ -225,8 +199,7 @@ def _quoted(path: Path) -> str:
     return f'"{path}"'
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ends:
+class _Ends(NamedTuple):
     """Our ends of a guest's pipes."""
 
     console: int
@@ -234,24 +207,12 @@ class _Ends:
     stderr: int
     report: int
 
-    def close(self) -> None:
-        for fd in (self.console, self.stdout, self.stderr, self.report):
-            os.close(fd)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Limit:
-    """When a guest is to be ended, on this machine's monotonic clock, and how long that was from its start."""
-
-    deadline: float
-    seconds: float
-
 
 class _Stopped(Exception):
     """Somebody called `Guest.kill`."""
 
 
-class Guest:
+class Guest(Closing):
     """A guest that was started. A context manager that ends it. `start_guest` makes one.
 
     A thread of its own passes its output on and watches it: it is ended at its time limit, and when one of its
@@ -263,11 +224,13 @@ class Guest:
         process: subprocess.Popen[bytes],
         ends: _Ends,
         *,
-        limit: _Limit | None,
+        deadline: float | None,
+        time_limit_s: float | None,
         stdout: int,
         stderr: int,
     ) -> None:
-        self._process, self._ends, self._limit = process, ends, limit
+        self._process, self._ends = process, ends
+        self._deadline, self._time_limit_s = deadline, time_limit_s
         self._outputs = {ends.stdout: stdout, ends.stderr: stderr}
         self._said: dict[int, bytearray] = {ends.report: bytearray(), ends.console: bytearray()}
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -307,12 +270,8 @@ class Guest:
             os.eventfd_write(self._stop, 1)
         self._thread.join()
 
-    def __enter__(self) -> Guest:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End it, if it has not ended, and let go of what it was watched with."""
         self.kill()
         if self._stop >= 0:
             os.close(self._stop)
@@ -324,9 +283,8 @@ class Guest:
             self._attend()
             self._status = self._reported_status()
         except TimeoutError:
-            assert self._limit is not None
             self._status = TIME_LIMIT_STATUS
-            note = f"testbed vm: the guest was ended at its time limit of {self._limit.seconds:g} s\n"
+            note = f"testbed vm: the guest was ended at its time limit of {self._time_limit_s:g} s\n"
             with suppress(OSError):
                 os.write(self._outputs[self._ends.stderr], note.encode())
         except BrokenPipeError:  # whoever read our output has gone: end as a program that writes to it would
@@ -340,7 +298,8 @@ class Guest:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             _wait_for_group(self._process.pid)
-            self._ends.close()
+            for fd in self._ends:
+                os.close(fd)
             self._over.set()
 
     def _attend(self) -> None:
@@ -350,12 +309,10 @@ class Guest:
         on.
         """
         full: set[int] = set()
-        ends = self._ends
-        outputs = (ends.stdout, ends.stderr, ends.report, ends.console)
         ended = os.pidfd_open(self._process.pid)
         try:
             with selectors.DefaultSelector() as selector:
-                for fd in (ended, self._stop, *outputs):
+                for fd in (ended, self._stop, *self._ends):
                     selector.register(fd, selectors.EVENT_READ)
                 while True:
                     left = self._left()
@@ -366,12 +323,12 @@ class Guest:
                         raise _Stopped
                     if not ready:
                         full = self._at_the_map_limit(full)
-                    for fd in outputs:
+                    for fd in self._ends:
                         if fd in ready and not self._pass_on(fd):
                             selector.unregister(fd)
                     if ended in ready:
                         break
-            for fd in outputs:
+            for fd in self._ends:
                 while self._pass_on(fd):
                     pass
         finally:
@@ -419,9 +376,9 @@ class Guest:
             rest = rest[os.write(fd, rest[:_PIECE_BYTES]) :]
 
     def _left(self) -> float | None:
-        if self._limit is None:
+        if self._deadline is None:
             return None
-        if (left := self._limit.deadline - time.monotonic()) <= 0:
+        if (left := self._deadline - time.monotonic()) <= 0:
             raise TimeoutError
         return left
 

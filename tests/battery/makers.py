@@ -17,11 +17,12 @@ from testbed.play import pipelines, replicas, synthetic
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
 from testbed.play.hybrid import resolve_hybrid
 from testbed.play.ideal import ideal_steps_ns
-from testbed.play.replica_times import node_times
+from testbed.play.replicas import node_times
 from testbed.play.trace import Trace
 from testbed.play.tracing import window
 from testbed.profiles import load_profile
 from testbed.records import (
+    FRAME_HEADER_BYTES,
     ActionRecord,
     Duration,
     MessageCosts,
@@ -133,7 +134,7 @@ def played_pipeline(
     )
     training = [_stage_records(cell, stage) for stage in range(stages)]
     costs = [stage_costs(stage, stages) for stage in range(stages)]
-    return pipelines.trace_of(cell, pipelines.steps_to_play(cell, training), costs)
+    return pipelines.job_of(cell, pipelines.steps_to_play(cell, training), costs).trace()
 
 
 def _stage_records(cell: Cell, stage: int) -> list[StepRecord]:
@@ -173,8 +174,9 @@ def _step(step: int, phase: Any, done: tuple[ActionRecord, ...], sent: Sequence[
 
 def _sent(way: Any, number: int, size: int) -> SentRecord:
     times = dict.fromkeys(("queued_ns", "first_byte_ns", "last_byte_ns"), 0)
+    payload = size + 28 - FRAME_HEADER_BYTES
     return SentRecord(
-        direction=way, microbatch=number, raw_bytes=size, payload_bytes=size, frame_bytes=size + 28, **times
+        direction=way, microbatch=number, raw_bytes=size, payload_bytes=payload, frame_bytes=size + 28, **times
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.wrap import capability
+from testbed.pipeline import stages  # noqa: F401 - what builds models is loaded before it is watched
 from testbed.workloads import build, images
 from tests.battery.entries import Record, digest
 

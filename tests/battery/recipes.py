@@ -19,9 +19,10 @@ from testbed.diffusion.dit import DitSize, build_dit, start
 from testbed.diffusion.workers import Workers
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.decision import Decision
+from testbed.jobs.kind import Setting
 from testbed.pipeline import alone
-from testbed.replicas import alone as replicas_alone
 from testbed.replicas import arrivals, events, federated, learners, stacked, stacked_text
+from testbed.replicas.training import ReplicasTraining
 from testbed.spec import (
     DataParallelSpec,
     ImagesSpec,
@@ -228,7 +229,7 @@ def _trained(make: Callable[..., Recipe], asked: Table) -> Record:
         vocabulary = VOCABULARY if isinstance(recipe.workload, TextSpec) else 10
         where = str(tokens) if isinstance(recipe.workload, TextSpec) else folder
         job = alone.AloneJob(recipe=recipe, vocabulary=vocabulary, tokens=where, folder=str(trained))
-        record = (alone if recipe.data is None else replicas_alone).train_alone(job, lambda message: None)
+        record = alone.train_alone(job, lambda message: None)
         return {**numbers_of(steps_of(trained)), "record": [record.ended, record.unigram_floor]}
 
 
@@ -290,12 +291,7 @@ def _chosen(exchange: str) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"steps-{node}.jsonl" for node in range(recipe.nodes)]
         outputs = [path.open("w", encoding="utf8") for path in paths]
-        replicas_alone.train_replicas(
-            recipe,
-            lambda number: learners.learner_of(recipe, number, vocabulary=10, tokens=""),
-            outputs,
-            decisions=decisions,
-        )
+        alone.train_together(ReplicasTraining(Setting(recipe, 10, ""), decisions), outputs)
         for output in outputs:
             output.close()
         return numbers_of(steps_of(Path(folder)))

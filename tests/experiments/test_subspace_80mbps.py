@@ -13,15 +13,10 @@ import pytest
 from testbed.codecs.catalogue import placement
 from testbed.report import experiments
 from testbed.sweep import plan
-from tests.commands import STATED, Command, program
+from tests.commands import STATED, Command, draw
 
 NAME = "subspace_80mbps"
 FOLDER = Command.shipped / NAME
-
-
-def _figures(results: Path, output: Path) -> str:
-    """Run the program that draws, with this checkout's package."""
-    return program(FOLDER / "figures.py", "--results", str(results), "--output", str(output))
 
 
 def test_the_full_form_differs_in_codec_network_and_seed_alone() -> None:
@@ -69,7 +64,7 @@ def test_every_codec_but_the_baselines_sends_an_eighth_of_one() -> None:
 def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> None:
     command.finish("sweep", NAME, "--quick", *STATED)
     results, output = tmp_path / "results" / NAME, tmp_path / "figures"
-    said = _figures(results, output)
+    said = draw(FOLDER, results, output)
 
     runs, curves = experiments.runs_frame(results), experiments.curves(results)
     arms = set(zip(runs.codec, runs.profile, strict=True))

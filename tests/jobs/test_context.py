@@ -107,7 +107,8 @@ def trained(tokens: str, of: Recipe, links: Any = None) -> Trained:
     places = range(len(kind.places))  # type: ignore[attr-defined]
     nodes = [kind.node(place, setting) for place in places]  # type: ignore[attr-defined]
     outputs, sent = [io.StringIO() for _ in places], Sent()
-    recorder = Recorder(Records(nodes, outputs, 0, lambda message: None).write, kind.named, 32)  # type: ignore[attr-defined]
+    records = Records(nodes, outputs, 0, lambda message: None, lambda done: done[-1][1])
+    recorder = Recorder(records.write, kind.named, 32)  # type: ignore[attr-defined]
     programs = [kind.program(place) for place in places]  # type: ignore[attr-defined]
     Loop(
         programs,

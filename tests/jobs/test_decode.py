@@ -18,11 +18,10 @@ from testbed.jobs.decode import Decoding
 from testbed.jobs.kind import Setting, job_of_table
 from testbed.jobs.loop import Clock, Loop, NoLinks
 from testbed.kinds.decode import DecodingNode
-from testbed.kinds.train import train_alone
 from testbed.message_key import Phase
-from testbed.pipeline.alone import AloneJob
+from testbed.pipeline.alone import AloneJob, train_alone
+from testbed.pipeline.ending import Ending
 from testbed.pipeline.frame import HEADER_BYTES
-from testbed.pipeline.gather import Stops
 from testbed.play.kinds import played_job
 from testbed.play.trace import SEND
 from testbed.records import Calibration
@@ -240,7 +239,7 @@ def test_guesses_change_no_token(
         assert run.turns == 2 * 3  # the prompt's, then all three guesses and one more, twice
 
 
-class TwoSteps(Stops):
+class TwoSteps(Ending):
     """Ends a live run after two steps."""
 
     def goes_on(self, number: int, phase: Phase, end_ns: int) -> bool:
@@ -253,9 +252,9 @@ def test_over_sockets_the_tokens_are_the_same(text: str, guessing: dict[str, Any
     together, nodes = Run(setting, steps=2), [DecodingNode(place, setting.recipe.job, setting) for place in range(3)]  # type: ignore[arg-type]
     ran = over_loopback(
         together.kind,
-        lambda place, peers: nodes[place],
+        nodes,
         names=("activation", "guess", "token"),
-        ending=lambda place, gather: TwoSteps(None, 1, lambda: False),
+        ending=TwoSteps(lambda: False),
     )
     assert ran.errors == [None] * 3
     for number in range(2):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +28,15 @@ from testbed.jobs.actions import (
 )
 from testbed.jobs.kind import JobKind, Said, Setting, job_of_table
 from testbed.kinds.coded import CodedNode
-from testbed.kinds.live import run_node
-from testbed.kinds.train import train_alone
-from testbed.pipeline.alone import AloneJob
-from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Limits, jobs
+from testbed.pipeline.alone import AloneJob, train_alone
 from testbed.profiles import load_profile
-from testbed.records import StepRecord
 from testbed.spec import Cell, Measured, OptimiserSpec, PipelineSpec, Stated, TextSpec, TrainingSpec, recipe_of
 from testbed.sweep.trainings import load_training
+from tests.over_loopback import run_places
 
-STEPS, WORK_NS, SOON_S = 4, 5_000_000, 60.0
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS, WORK_NS = 4, 5_000_000
 
 
 class Round(JobKind):
@@ -128,16 +123,6 @@ class Beside(Round):
         yield Work("change", Key("change", step))
 
 
-@pytest.fixture(autouse=True)
-def _as_in_a_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = sys.getswitchinterval(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    sys.setswitchinterval(before[0])
-    torch.set_num_threads(before[1])
-    torch.use_deterministic_algorithms(before[2])
-
-
 def cell_of(kind: str = "Round", compute: Any = None, codec: str = "int8", **job: Any) -> Cell:
     return Cell(
         codec=codec,
@@ -155,54 +140,10 @@ def cell_of(kind: str = "Round", compute: Any = None, codec: str = "int8", **job
     )
 
 
-class Ran:
-    """All places of a cell, each in a thread, with Unix and TCP sockets as in a lab."""
-
-    def __init__(self, cell: Cell, folder: Path, asked: bool = False) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        work = jobs(
-            cell,
-            addresses=tuple(f"127.0.0.{place + 1}" for place in range(cell.nodes)),
-            port=port,
-            token="0" * 32,
-            vocabulary=96,
-            tokens="",
-            folder=str(folder),
-            devices=((),) * cell.nodes,
-            overhead_bytes=0,
-            limits=Limits(connect_s=SOON_S, message_s=SOON_S),
-        )
-        self.told: list[Any] = []
-        self.ended: list[Any] = [None for _ in work]
-
-        def run(place: int, sockets: Sequence[socket.socket]) -> None:
-            # As it travels: a kind is found by its name.
-            job = type(work[place]).model_validate_json(work[place].model_dump_json())
-            try:
-                self.ended[place] = run_node(job, sockets, self.told.append, lambda: asked)  # type: ignore[arg-type]
-            except Exception as error:
-                self.ended[place] = error
-
-        threads = [threading.Thread(target=run, args=each) for each in enumerate(make_sockets(len(work)))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.records = [
-            [
-                StepRecord.model_validate_json(line)
-                for line in (folder / f"steps-{place}.jsonl").read_text().splitlines()
-            ]
-            for place in range(cell.nodes)
-        ]
-
-
 @pytest.mark.parametrize("compute", [None, Measured()], ids=["stated", "measured"])
 def test_losses_and_sizes_are_those_of_training_in_one_process(tmp_path: Path, compute: Any) -> None:
     cell = cell_of(compute=compute)
-    ran = Ran(cell, tmp_path)
+    ran = run_places(cell)
     assert ran.ended == ["steps"] * 3
     np.save(tmp_path / "tokens.npy", np.arange(20_000, dtype=np.uint16) % 96)
     folder, tokens = str(tmp_path / "trained"), str(tmp_path / "tokens.npy")
@@ -216,9 +157,9 @@ def test_losses_and_sizes_are_those_of_training_in_one_process(tmp_path: Path, c
     assert len({message.loss for message in ran.told}) == STEPS
 
 
-def test_work_is_held_to_its_durations(tmp_path: Path) -> None:
+def test_work_is_held_to_its_durations() -> None:
     stated = Stated(work_ns={"change": WORK_NS}, source="stated", dilation=3)
-    ran = Ran(cell_of(compute=stated), tmp_path)
+    ran = run_places(cell_of(compute=stated))
     for records in ran.records:
         for record in records:
             (action,) = record.actions
@@ -226,32 +167,32 @@ def test_work_is_held_to_its_durations(tmp_path: Path) -> None:
             assert record.end_ns - record.start_ns >= 3 * 3 * WORK_NS  # each in turn
 
 
-def test_what_comes_first_is_taken_first(tmp_path: Path) -> None:
-    ran = Ran(cell_of("Poll"), tmp_path)
-    assert [error for error in ran.ended if isinstance(error, Exception)] == []
+def test_what_comes_first_is_taken_first() -> None:
+    ran = run_places(cell_of("Poll"))
+    assert ran.errors == [None] * 3
     assert [len(record.received) for record in ran.records[2]] == [2] * STEPS
 
 
-def test_where_a_person_asks_all_places_end_after_one_step(tmp_path: Path) -> None:
+def test_where_a_person_asks_all_places_end_after_one_step() -> None:
     cell = cell_of()
     cell = cell.model_copy(update={"training": cell.training.model_copy(update={"steps": 500})})
-    ran = Ran(cell, tmp_path, asked=True)
+    ran = run_places(cell, asked=lambda place: True)
     assert ran.ended == ["asked"] * 3
     assert {len(records) for records in ran.records} == {len(ran.records[0])}
     assert len(ran.records[0]) < 20
 
 
-def test_a_node_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
-    ran = Ran(cell_of(breaks=True), tmp_path)
-    assert isinstance(ran.ended[1], ArithmeticError)
-    assert all(isinstance(ran.ended[place], TransportError) for place in (0, 2))
+def test_a_node_that_raises_ends_the_job_with_its_error() -> None:
+    ran = run_places(cell_of(breaks=True))
+    assert isinstance(ran.errors[1], ArithmeticError)
+    assert all(isinstance(ran.errors[place], TransportError) for place in (0, 2))
     assert all(len(records) <= 2 for records in ran.records)
 
 
-def test_what_fails_on_another_lane_ends_a_place_that_waits_for_a_message(tmp_path: Path) -> None:
-    ran = Ran(cell_of("Beside", breaks=True), tmp_path)
-    assert isinstance(ran.ended[1], ArithmeticError)
-    assert all(isinstance(ran.ended[place], TransportError) for place in (0, 2))
+def test_what_fails_on_another_lane_ends_a_place_that_waits_for_a_message() -> None:
+    ran = run_places(cell_of("Beside", breaks=True))
+    assert isinstance(ran.errors[1], ArithmeticError)
+    assert all(isinstance(ran.errors[place], TransportError) for place in (0, 2))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +202,7 @@ def test_what_fails_on_another_lane_ends_a_place_that_waits_for_a_message(tmp_pa
         ({"strays": True}, "place 0 has no connection with place 3"),
     ],
 )
-def test_what_cannot_run_says_why(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
-    ran = Ran(cell_of(**asked), tmp_path)
-    assert isinstance(ran.ended[0], SpecError)
-    assert said in str(ran.ended[0])
+def test_what_cannot_run_says_why(asked: dict[str, Any], said: str) -> None:
+    ran = run_places(cell_of(**asked))
+    assert isinstance(ran.errors[0], SpecError)
+    assert said in str(ran.errors[0])

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.jobs import actions as jobs
+from testbed.jobs.loop import Loop
+from testbed.jobs.pipeline import PipelineJob
 from testbed.jobs.schedule import Action, actions, depth
 from testbed.spec import ScheduleName
+from tests.jobs.recording import DelayedLinks
 
 NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
 names = st.sampled_from(NAMES)
@@ -20,28 +24,17 @@ def all_stages(name: ScheduleName, stages: int, microbatches: int, in_flight: in
     ]
 
 
-def simulate(orders: list[tuple[Action, ...]], forward: float = 1, backward: float = 1, latency: float = 0) -> float:
-    """Time of one step where sends never block. Fails when nobody can go on."""
-    stages = len(orders)
-    done: dict[tuple[str, int, int], float] = {}
-    clock, position = [0.0] * stages, [0] * stages
-    while any(position[s] < len(orders[s]) for s in range(stages)):
-        moved = False
-        for s in range(stages):
-            while position[s] < len(orders[s]):
-                kind, m = orders[s][position[s]]
-                source = s - 1 if kind == "F" else s + 1
-                ready = 0.0
-                if 0 <= source < stages:
-                    if (kind, source, m) not in done:
-                        break
-                    ready = done[kind, source, m] + latency
-                clock[s] = max(clock[s], ready) + (forward if kind == "F" else backward)
-                done[kind, s, m] = clock[s]
-                position[s] += 1
-                moved = True
-        assert moved, "deadlock"
-    return max(clock)
+def simulate(orders: list[tuple[Action, ...]], forward: int = 1, backward: int = 1, latency: int = 0) -> int:
+    """Time of one step where sends never block. StuckError when nobody can go on."""
+    job, times = PipelineJob(orders, 1), {"forward": forward, "backward": backward}
+
+    def cost(node: int, action: jobs.Action) -> int | None:
+        return times.get(action.what) if isinstance(action, jobs.Work) else None
+
+    programs, nodes = [job.program(stage) for stage in range(len(orders))], [jobs.Sizes(lambda key: 0)] * len(orders)
+    loop = Loop(programs, nodes, cost=cost, links=DelayedLinks(latency))
+    loop.run()
+    return loop.now_ns
 
 
 @given(names, small, small, small)

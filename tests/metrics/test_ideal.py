@@ -256,7 +256,7 @@ def test_a_missing_frame_is_named() -> None:
     pipeline = Pipeline(UNSHAPED, stages=2)
     pipeline.run(0)
     step = [records[0] for records in pipeline.records]
-    with pytest.raises(ResultsError, match=r"stage 0.*micro-batch 1"):
+    with pytest.raises(ResultsError, match="stage 0: the records have no forward message 1"):
         ideal_step_s(wires(pipeline), [step[0].model_copy(update={"sent": step[0].sent[:1]}), step[1]])
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from testbed.errors import ResultsError
 from testbed.metrics import align, loss_curve, measured, run_steps, summarise, traffic
-from testbed.records import RunCertificates, StepRecord, Summary
+from testbed.records import FRAME_HEADER_BYTES, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, Paced
-from tests.synthetic import FRAME_HEADER, Pipeline, cell, pipe, profile, train
+from tests.synthetic import Pipeline, cell, pipe, profile, train
 
 SLOW = profile("slow", pipe(40_000_000, 5_000_000), pipe(80_000_000, 5_000_000))
 Stages = list[list[StepRecord]]
@@ -88,7 +88,7 @@ def test_traffic_is_counted_between_records() -> None:
     assert summary.wire_bytes_per_step is not None
     assert summary.header_bytes_per_step is not None
     assert summary.wire_bytes_per_step == pytest.approx(
-        summary.payload_bytes_per_step + frames * FRAME_HEADER + summary.header_bytes_per_step
+        summary.payload_bytes_per_step + frames * FRAME_HEADER_BYTES + summary.header_bytes_per_step
     )
     assert summary.retransmitted_bytes_per_step == 0
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from testbed.metrics import LossPoint, RunSteps, statistics
-from testbed.metrics.verdicts import Measure, judge, judge_ratio, judge_runs, observations
+from testbed.metrics import statistics
+from testbed.metrics.verdicts import Measure, judge, judge_ratio
 from testbed.results import ClaimSpec, CompareSpec
 
 losses = st.dictionaries(st.integers(0, 9), st.floats(1, 9), min_size=1, max_size=9)
@@ -84,26 +84,6 @@ def test_so_many_seeds_would_resolve_what_was_seen() -> None:
     assert found.seeds is not None
     assert found.seeds > 4
     assert judge("loss", ours, base, 5.0).seeds is None  # resolved
-
-
-def run(seed: int, number: int, losses: list[float], step_s: float) -> RunSteps:
-    points = tuple(LossPoint(10 * (k + 1), 10 * (k + 1) * step_s, loss) for k, loss in enumerate(losses))
-    return RunSteps(seed, number, (step_s,) * 10, (), points, exact=True)
-
-
-def test_runs_are_compared_by_all_that_they_show() -> None:
-    """Repeats of a seed are one loss and several times; a target that a run misses leaves no time to it."""
-    base = [run(seed, number, [6.0, 5.0 + seed / 10], 1.0) for seed in (0, 1, 2) for number in (1, 2)]
-    ours = [run(seed, number, [6.0, 5.1 + seed / 10], 0.5) for seed in (0, 1, 2) for number in (1, 2)]
-    assert observations(ours, "loss") == pytest.approx({0: 5.1, 1: 5.2, 2: 5.3})
-    assert len(observations(ours, "speed_up")) == 6
-    asked = CompareSpec(loss=0.2, speed_up=1.5, time_to_loss=1.5, target_loss=5.5)
-    found = judge_runs(ours, base, asked)
-    assert {measure: one.verdict for measure, one in found.items()} == dict.fromkeys(found, "holds")
-    assert len(found) == 3
-    assert found["loss"].value == pytest.approx(0.1)
-    assert found["speed_up"].value == pytest.approx(2.0)
-    assert set(judge_runs(ours, base, CompareSpec(target_loss=5.15))) == {"loss", "speed_up"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from testbed.net.certificate import expect
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import CONTENTION, Fitness, Lateness
 from testbed.net.probe.patterns import order_of
-from testbed.net.probe.readings import BulkTransfer, Outflow, PacketTrain, Readings, TimedMessage
+from testbed.net.probe.readings import BulkTransfer, PacketTrain, Readings, TimedMessage
 from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 
@@ -396,8 +396,9 @@ def test_a_varying_link_must_carry_what_its_timeline_holds(share, verdict):
     carried = shape.bits_between(begin - started - shape.at(begin - started).delay_ns, end - started - 10**7) / (
         1500 * 8
     )
-    span = Outflow(way="up", begin_ns=begin, end_ns=end, packets=round(carried * share), packet_bytes=1500)
-    readings = Readings(link="node-0", scheduling="SCHED_FIFO", outflows=[span])
+    count = round(carried * share)
+    shown = PacketTrain(way="up", packet_bytes=1500, arrived=count, counted=count, span_ns=end - begin, end_ns=end)
+    readings = Readings(link="node-0", scheduling="SCHED_FIFO", followed=[shown])
     (found,) = judge_varying(link, readings, fitness(), started)
     assert (found.quantity, found.verdict) == ("schedule", verdict)
 

@@ -22,7 +22,7 @@ from testbed.net.probe.datagrams import DatagramFlow, SleepTimer, exchange
 from testbed.net.probe.echo import EchoAnswer, echo_replies, echo_request
 from testbed.net.probe.job import DirectionShape, ProbeJob
 from testbed.net.probe.patterns import OfferPattern, order_of
-from testbed.net.probe.readings import BulkTransfer, Outflow, PacketTrain, Readings, TimedMessage
+from testbed.net.probe.readings import BulkTransfer, PacketTrain, Readings, TimedMessage
 from testbed.net.probe.stream import Stream, warm
 
 WORDS = st.integers(0, 0xFFFF)
@@ -77,17 +77,8 @@ def job(**changes):
 
 
 def a_train():
-    numbers = {
-        "packet_bytes": 60,
-        "sent": 3,
-        "offer_ns": 8,
-        "arrived": 2,
-        "counted": 1,
-        "span_ns": 9,
-        "lost": 1,
-        "bursts": 1,
-    }
-    return PacketTrain(way="down", overtakers=0, copies=0, transit_ns=[1, 2], **numbers)
+    numbers = {"sent": 3, "offer_ns": 8, "arrived": 2, "counted": 1, "span_ns": 9, "end_ns": 12, "lost": 1, "bursts": 1}
+    return PacketTrain(way="down", packet_bytes=60, transit_ns=[1, 2], **numbers)
 
 
 def reply_to(request, source="10.0.0.1", **changes):
@@ -107,7 +98,7 @@ def test_records_survive_json():
         messages=[TimedMessage(way="up", size=1, elapsed_ns=2, retransmits=0)],
         light=[a_train()],
         overload=[a_train(), a_train()],
-        outflows=[Outflow(way="up", begin_ns=1, end_ns=2, packets=3, packet_bytes=4)],
+        followed=[a_train()],
         bulk=[BulkTransfer(way="up", size=1, span_ns=2, retransmits=3)],
         faults={"echo": "lost"},
     )

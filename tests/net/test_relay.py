@@ -40,23 +40,23 @@ class Star:
     """A relay with one socket pair a port; `ends[k]` is what port k's device would be to its network."""
 
     def __init__(self, stack, pipes, overhead_bytes=0):
-        self.ends, ports = [], []
+        self.ends, ports, descriptors = [], [], []
         for index, (up, down) in enumerate(pipes):
             ours, its = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             its.setblocking(False)
             ours.settimeout(20)
             self.ends.append(ours)
+            descriptors.append(its.fileno())
             ports.append(
                 RelayPort(
                     name=f"port{index}",
                     address=f"10.77.{index}.2",
-                    tun_fd=its.fileno(),
                     up=up,
                     down=down,
                     overhead_bytes=overhead_bytes,
                 )
             )
-        self.relay = stack.enter_context(Relay(ports))
+        self.relay = stack.enter_context(Relay(ports, descriptors))
 
     def settled(self, port, way, packets):
         """The counters, once so many packets have been offered to a direction."""
@@ -308,11 +308,10 @@ def test_a_starved_relay_shows_in_its_lateness(star):
     assert lateness_percentile(between, 0.5) > 10_000  # us, of about 100 ms
 
 
-def test_ports_must_differ(star):
-    with socket.socket() as end:
-        port = RelayPort(name="a", address="10.77.0.1", tun_fd=end.fileno(), up=None, down=None, overhead_bytes=0)
-        with pytest.raises(LabError, match="same name"):
-            Relay([port, port])
+def test_ports_must_differ():
+    port = RelayPort(name="a", address="10.77.0.1", up=None, down=None, overhead_bytes=0)
+    with pytest.raises(LabError, match="same name"):
+        Relay([port, port], [0, 0])
 
 
 def test_a_dead_relay_is_an_error_that_says_so(star):
@@ -324,18 +323,18 @@ def test_a_dead_relay_is_an_error_that_says_so(star):
 
 def test_a_relay_that_cannot_start_says_why():
     with pytest.raises(LabError, match="illegal IP address"):
-        Relay([RelayPort(name="a", address="nowhere", tun_fd=0, up=None, down=None, overhead_bytes=0)])
+        Relay([RelayPort(name="a", address="nowhere", up=None, down=None, overhead_bytes=0)], [0])
 
 
 def test_the_relay_ends_when_it_is_closed():
-    with Relay([]) as relay:
+    with Relay([], []) as relay:
         assert Path(f"/proc/{relay.pid}").exists()
     assert not Path(f"/proc/{relay.pid}").exists()
 
 
 def test_the_relay_dies_with_a_killed_parent():
     program = (
-        "from testbed.net.relay.client import Relay; import time; print(Relay([]).pid, flush=True); time.sleep(60)"
+        "from testbed.net.relay.client import Relay; import time; print(Relay([], []).pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY) as parent:
         assert parent.stdout is not None

@@ -131,7 +131,6 @@ def test_every_byte_is_in_the_samples_and_every_connection(lab: Lab, tmp_path: P
     found = _samples(path)
     assert len(found) == sampler.samples
     assert 3 <= len(found) <= took / PERIOD_S + 3
-    assert sampler.cpu_s < took
     times = [sample.at_ns for sample in found]
     assert times == sorted(times)
     for link, pair in lab.counters().items():

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import itertools
 import json
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from test_stage import TOKENS, ToyData, a_cell, train
+from test_stage import TOKENS, ToyTraining, a_cell, train
 from torch import Tensor
 
 from testbed.codecs.catalogue import table as codecs
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.make import make
-from testbed.errors import StageError, TransportError, UserError
-from testbed.pipeline.alone import AloneJob, train_alone, train_stages, works_of
+from testbed.errors import SpecError, StageError, TransportError
+from testbed.jobs.kind import Setting
+from testbed.pipeline.alone import AloneJob, train_alone, train_together
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
-from testbed.pipeline.node import make_node
+from testbed.pipeline.stages import PipelineTraining
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import read_json
 from testbed.spec import Cell, recipe_of
-from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.stage_model import StageModel
 
-WIDTH = 32
+pytestmark = pytest.mark.usefixtures("one_thread", "tiny_models")
 CODECS = [
     *(row.example_text for row in codecs.CODECS.values() if not row.measures),
     "ef(lowrank(2))",
@@ -43,11 +43,7 @@ CODECS = [
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for family in ("gpt2", "llama"):
-        nano = models.SIZES[f"{family}-nano"]
-        tiny = dataclasses.replace(nano, layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS)
-        monkeypatch.setitem(models.SIZES, f"{family}-tiny", tiny)
+def _drawing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, forward = threading.RLock(), StageModel.forward
 
     def drawing_alone(model: StageModel, inputs: Tensor) -> Tensor:
@@ -56,10 +52,6 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     # The stages that are connected by sockets are processes elsewhere; here they share torch's generator.
     monkeypatch.setattr(StageModel, "forward", drawing_alone)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Trained(NamedTuple):
@@ -145,21 +137,17 @@ def over_loopback(cell: Cell) -> Trained:
 
 def in_memory(cell: Cell) -> tuple[Trained, list[list[StepRecord]]]:
     notes: dict[tuple[Any, ...], tuple[int, int]] = {}
-    count = cell.pipeline.stages
-    built = [model_of(cell)(stage, count) for stage in range(count)]
-    outputs = [io.StringIO() for _ in range(count)]
+    outputs = [io.StringIO() for _ in range(cell.pipeline.stages)]
     told: list[StepDone | EvaluationDone] = []
-    codec = noting(cell.codec, notes)
-    ended = train_stages(
-        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
-        outputs,
-        report=told.append,
-        make=lambda work: make_node(work, model=built[work.stage], data=ToyData(), codec=codec),
-    )
+    toy = toy_of(cell, noting(cell.codec, notes))
+    ended = train_together(toy, outputs, report=told.append)
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    parameters = [parameter for model in built for parameter in model.parameters()]
-    trained = Trained([numbers(stage) for stage in records], notes, parameters, [ended] * count, told_of(told))
-    return trained, records
+    numbered = [numbers(stage) for stage in records]
+    return Trained(numbered, notes, toy.parameters, [ended] * len(outputs), told_of(told)), records
+
+
+def toy_of(cell: Cell, make: Callable[[Context], Codec], kind: type[ToyTraining] = ToyTraining) -> ToyTraining:
+    return kind(Setting(recipe_of(cell), TOKENS, ""), make, model=model_of(cell))
 
 
 def check_same(cell: Cell) -> Trained:
@@ -197,12 +185,14 @@ def test_every_cut_and_schedule(stages: int, schedule: str) -> None:
         {"family": "llama", "dropout": 0.2, "recompute": True},
         {"dropout": 0.2},
         {"evaluate_uncompressed": True},
+        {"evaluate_every": 1, "target_loss": 100.0},
     ],
     ids=str,
 )
 def test_everything_else_that_a_recipe_says(changes: dict[str, Any]) -> None:
     for codec in ("delta-int8", "bottleneck(4)"):
-        check_same(a_tiny_cell(3, codec, **changes))
+        ended = check_same(a_tiny_cell(3, codec, **changes)).ended
+        assert ended == ["target" if "target_loss" in changes else "steps"] * 3
 
 
 @pytest.mark.parametrize(
@@ -230,17 +220,6 @@ def _sorted(numbers: list[list[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]
         [tuple(sorted(part) if isinstance(part, list) else part for part in record) for record in stage]
         for stage in numbers
     ]
-
-
-def test_a_target_ends_it_after_the_same_evaluation() -> None:
-    cell = a_tiny_cell(2, evaluate_every=1, steps=6)
-    losses = [loss for phase, *_, loss in told_phases(check_same(cell))]
-    found = check_same(a_tiny_cell(2, evaluate_every=1, steps=6, target_loss=losses[2]))
-    assert found.ended == ["target"] * 2
-
-
-def told_phases(trained: Trained) -> list[tuple[Any, ...]]:
-    return [message for message in trained.told if message[0] == "EvaluationDone"]
 
 
 # ------------------------------------------------------------------ how
@@ -279,53 +258,32 @@ class Huge(Breaks):
         return bytes(10_000_000)
 
 
+class Bounded(ToyTraining):
+    most_bytes = PipelineTraining.most_bytes
+
+
 @pytest.mark.parametrize(
     ("codec", "error", "says"),
     [
         (Breaks, StageError, "stage 1: ValueError: this codec is broken"),
         (Huge, TransportError, "10000000 bytes; this job takes"),
+        (partial(make, "adaptive(50)"), SpecError, r'stage 0: .*timing = "live"'),
     ],
 )
 def test_a_stage_that_fails_ends_all_and_is_named(codec: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        train_toys(a_tiny_cell(3), codec)
-
-
-def train_toys(cell: Cell, codec: Callable[[Context], Codec] | None = None) -> None:
-    """Train a cell's model on toy data; `codec` stands in for the cell's."""
-    make_model = model_of(cell)
-    train_stages(
-        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
-        [io.StringIO() for _ in range(cell.pipeline.stages)],
-        make=lambda work: make_node(
-            work, model=make_model(work.stage, cell.pipeline.stages), data=ToyData(), codec=codec
-        ),
-    )
-
-
-def test_a_codec_that_measures_its_link_is_sent_to_a_live_run() -> None:
-    with pytest.raises(UserError, match=r'stage 0: .*timing = "live"'):
-        train_toys(a_tiny_cell(2, codecs.CODECS["adaptive"].example_text))
+        train_together(toy_of(a_tiny_cell(3), codec, Bounded), [io.StringIO() for _ in range(3)])
 
 
 # ------------------------------------------------------------------ the folder
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AloneJob:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def job(tmp_path: Path) -> AloneJob:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(TOKENS, size=20_000).astype(np.uint16))
     recipe = recipe_of(a_tiny_cell(2, "int8"))
     return AloneJob(recipe=recipe, vocabulary=TOKENS, tokens=str(tokens), folder=str(tmp_path / "trained" / "one"))
 
 
-@pytest.fixture
-def _as_torch_was() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.mark.usefixtures("_as_torch_was")
 def test_a_folder_is_whole_or_not_there(job: AloneJob) -> None:
     folder, seen = Path(job.folder), []
     record = train_alone(job, lambda message: seen.append(folder.exists()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,10 @@ import torch
 from testbed.pipeline import at_boundaries
 from testbed.workloads import capture
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS: tuple[at_boundaries.Text, ...] = ("bundled", "repeated")
 CODECS = ("fp32", "bf16", "zstd(bf16)", "zstd(bf16, 1, whole)", "int4(group=64)")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    torch.use_deterministic_algorithms(strict)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -70,12 +62,12 @@ def test_random_tensors_have_no_outliers_and_outliers_are_found(measured: Path) 
     assert token_ratio < 5 < 15 < at_boundaries._outliers([token])[4] < 60
 
 
-def test_what_was_measured_is_kept_and_a_torn_line_is_measured_again(
+def test_what_was_measured_is_kept_and_what_is_missing_measured_again(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = {name: (measured / name).read_bytes() for name in (at_boundaries.CODECS, at_boundaries.TENSORS)}
-    torn = measured / at_boundaries.CODECS
-    torn.write_bytes(whole[at_boundaries.CODECS][:-9])
+    lines = whole[at_boundaries.CODECS].splitlines(keepends=True)
+    (measured / at_boundaries.CODECS).write_bytes(b"".join(lines[:-1]))
     assert at_boundaries.main(measured, {}, CODECS, TEXTS, ["--quick"]) == 0
     assert {name: (measured / name).read_bytes() for name in whole} == whole
     monkeypatch.setattr(at_boundaries, "_tensors", lambda *asked: pytest.fail("measured again"))

@@ -18,6 +18,7 @@ from testbed.pipeline import carried
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.transport import Connection
 from tests.labs import lab_spec
+from tests.over_loopback import tcp_pair
 
 TOKEN = b"t" * 16
 MS = 10**6
@@ -133,9 +134,7 @@ def test_nothing_is_asked_of_short_frames(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_real_connection_carries_frames_whole_and_tells_of_them(unread: int) -> None:
     """Also where bytes were on their way already when the measurement began."""
     with ExitStack() as stack:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            early = socket.create_connection(listener.getsockname())
-            late = listener.accept()[0]
+        early, late = tcp_pair()
         early.sendall(bytes(unread))
         late.recv(unread, socket.MSG_WAITALL) if unread else None
         sender, receiver = connections(stack, early, late)

@@ -57,13 +57,14 @@ def test_another_run_is_refused(header: FrameHeader) -> None:
         )
 
 
-def test_a_length_past_the_limit_is_refused() -> None:
-    data = pack_frame_header(FrameHeader(Key("activation", 0), 0, 101, 0, 0), TOKEN, NAMES)
-    with pytest.raises(TransportError, match="announces 101 bytes; this job takes 100"):
-        parse_frame_header(data, token=TOKEN, names=NAMES, max_payload_bytes=100)
-
-
-def test_what_this_run_does_not_know_is_refused() -> None:
-    data = pack_frame_header(FrameHeader(Key("aggregate", 0), 0, 1, 0, 0), TOKEN, NAMES)
-    with pytest.raises(TransportError, match="of kind 2 and phase 0, which do not exist"):
+@pytest.mark.parametrize(
+    ("what", "size", "says"),
+    [
+        ("activation", 101, "announces 101 bytes; this job takes 100"),
+        ("aggregate", 1, "of kind 2 and phase 0, which do not exist"),
+    ],
+)
+def test_what_this_run_does_not_know_is_refused(what: str, size: int, says: str) -> None:
+    data = pack_frame_header(FrameHeader(Key(what, 0), 0, size, 0, 0), TOKEN, NAMES)
+    with pytest.raises(TransportError, match=says):
         parse_frame_header(data, token=TOKEN, names=NAMES[:2], max_payload_bytes=100)

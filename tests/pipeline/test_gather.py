@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from testbed.errors import TransportError
 from testbed.message_key import Phase
-from testbed.pipeline.gather import Gather, Stops, global_norm, make_sockets
+from testbed.pipeline.ending import Stops
+from testbed.pipeline.gather import Gather, global_norm, make_sockets
 
 
 def together(stages: int, work: Callable[[Gather, int], None]) -> None:
@@ -97,7 +98,7 @@ def test_the_budget_counts_steps_and_updates_and_no_evaluations(
     work: list[tuple[int, int, list[int]]], budget_ns: int, dilation: int
 ) -> None:
     """`work` holds each step's time up to the gradients, its update's, and those of the evaluations after it."""
-    stops = Stops(budget_ns / 1e9, dilation, lambda: False)
+    stops = Stops(lambda: False, budget_ns / 1e9, dilation)
     stops.met(500, [stops.tell()])
     now, spent = 500, 0
     for number, (passes, update, evaluations) in enumerate(work):
@@ -116,7 +117,7 @@ def test_the_budget_counts_steps_and_updates_and_no_evaluations(
 
 @pytest.mark.parametrize("phase", ["train", "evaluation"])
 def test_one_place_that_is_asked_is_enough(phase: Phase) -> None:
-    ends = [Stops(None, 1, lambda: False), Stops(None, 1, lambda: True)]
+    ends = [Stops(lambda: False), Stops(lambda: True)]
     for line_ns in (1, 2):
         told = [each.tell() for each in ends]
         for each in ends:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import SpecError
 from testbed.spec import Cell, TextSpec
-from testbed.workloads import models
 from testbed.workloads.build import build_stage
 
 CODECS = [
@@ -34,19 +32,7 @@ CODECS = [
     "fwd=autoencoder(4), bwd=int8",
 ]
 WIDTH = 32
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for family in ("gpt2", "llama"):
-        tiny = dataclasses.replace(
-            models.SIZES[f"{family}-nano"], layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS
-        )
-        monkeypatch.setitem(models.SIZES, f"{family}-tiny", tiny)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread", "tiny_models")
 
 
 def cell_of(stages: int, *, family: Any = "gpt2", recompute: bool = False, **training: Any) -> Cell:

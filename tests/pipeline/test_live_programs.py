@@ -9,10 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from testbed.errors import TestbedError, TransportError
-from testbed.jobs import loop
 from testbed.jobs.actions import (
     Begin,
     Collect,
@@ -20,7 +17,6 @@ from testbed.jobs.actions import (
     Encoded,
     EndStep,
     Fork,
-    Job,
     Key,
     Meet,
     Message,
@@ -30,10 +26,8 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
-from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.pipeline import Evaluations, PipelineJob
-from testbed.jobs.schedule import actions
 from testbed.pipeline.pacing import Takes
+from tests.jobs.recording import Recording
 from tests.over_loopback import PATIENCE_S, Ran, over_loopback
 
 NAMES = ("activation", "gradient", "aggregate", "data")
@@ -73,55 +67,13 @@ class Jobs:
         return self._programs[place]()
 
 
-class Recording:
-    """Keeps what ended: (lane, action, value, begin, end)."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[str, Any, Any, int, int]] = []
-
-    def did(self, lane: loop.Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        self.done.append((lane.name, action, value, begin_ns, end_ns))
-
-    def of(self, kind: type) -> list[tuple[str, Any, Any, int, int]]:
-        return [each for each in self.done if isinstance(each[1], kind)]
-
-
-def both(job: Job) -> tuple[list[Hashing], list[Hashing]]:
-    """Run a job in one process, and over loopback; returns what the nodes have made."""
-    places = range(len(job.places))
-    together, live = ([Hashing(place) for place in places] for _ in range(2))
-    loop.Loop([job.program(place) for place in places], together).run()
-    ran = over_loopback(job, lambda place, peers: live[place], names=NAMES)
-    assert ran.errors == [None] * len(places)
-    return together, live
-
-
-@pytest.mark.parametrize(("stages", "schedule"), [(1, "gpipe"), (2, "1f1b"), (3, "gpipe"), (4, "1f1b")])
-def test_a_pipeline_over_sockets_is_the_pipeline_in_one_process(stages: int, schedule: Any) -> None:
-    orders = [actions(schedule, stage=s, stages=stages, microbatches=4, in_flight=stages) for s in range(stages)]
-    evaluations = Evaluations(batches=2, every=2, phases=("evaluation", "uncompressed"), target_loss=0.0)
-    together, live = both(PipelineJob(orders, 3, evaluations=evaluations))
-    assert [node.made for node in live] == [node.made for node in together]
-    assert all(node.made for node in live)
-
-
-@pytest.mark.parametrize("exchange", ["star", "all-to-all", "all-reduce", "all-gather"])
-@pytest.mark.parametrize(("staleness", "local_steps"), [((0, 0, 0), (1, 1, 1)), ((0, 2, 1), (1, 3, 2))])
-def test_workers_over_sockets_are_the_workers_in_one_process(
-    exchange: Any, staleness: Sequence[int], local_steps: Sequence[int]
-) -> None:
-    together, live = both(DataParallelJob(3, exchange, staleness, local_steps, 5))
-    assert [node.made for node in live] == [node.made for node in together]
-    assert all(node.made for node in live)
-
-
 def run(*programs: Callable[[], Program], **options: Any) -> tuple[Ran, list[Recording]]:
     recordings = [Recording() for _ in programs]
     ran = over_loopback(
         Jobs(*programs),
-        lambda place, peers: Hashing(place),
+        [Hashing(place) for place in range(len(programs))],
         names=NAMES,
-        observers=lambda place, peers, node: [recordings[place]],
+        observers=recordings,
         **options,
     )
     return ran, recordings
@@ -223,7 +175,7 @@ def test_a_place_computes_beside_what_it_has_forked() -> None:
         yield Wait(Key("fork", 0))
         return came
 
-    ran = over_loopback(Jobs(forking), lambda place, peers: Waiting(place), names=NAMES)
+    ran = over_loopback(Jobs(forking), [Waiting(0)], names=NAMES)
     assert ran.returned == [True]
 
 
@@ -309,7 +261,7 @@ def test_messages_of_one_moment_leave_in_the_order_of_the_program() -> None:
 
     began_ns = time.monotonic_ns()
     ran = over_loopback(
-        Jobs(sends, receives, receives), lambda place, peers: Hashing(place), names=NAMES, takes=held(300 * MS)
+        Jobs(sends, receives, receives), [Hashing(place) for place in range(3)], names=NAMES, takes=held(300 * MS)
     )
     assert ran.errors == [None] * 3
     first_ns, second_ns = handed_over

@@ -14,19 +14,13 @@ from testbed.jobs import actions as jobs
 from testbed.jobs.recorder import PacedWork
 from testbed.jobs.schedule import Action, actions
 from testbed.metrics.ideal import unshaped_step_s
-from testbed.pipeline.pacing import Line, be_prompt, takes, wait_for_the_grid
+from testbed.pipeline.pacing import Line, be_prompt, wait_for_the_grid
 from testbed.records import ActionKind, ActionRecord
-from testbed.spec import Paced, PipelineSpec
+from testbed.spec import PipelineSpec
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
 DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}
 lateness = st.integers(0, 3_000)
-
-
-def paced(dilation: int = 1) -> Paced:
-    return Paced(
-        forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated", dilation=dilation
-    )
 
 
 class FakeClock:
@@ -47,7 +41,7 @@ class FakeClock:
 
 def a_line(clock: FakeClock, dilation: int = 1) -> Line:
     durations = {what: ns * dilation for what, ns in {**DURATIONS, "update": UPDATE_NS}.items()}
-    return Line(takes(paced(dilation), durations, "host"), dilation, clock)
+    return Line(lambda action: durations[action.what] if isinstance(action, jobs.Work) else None, dilation, clock)
 
 
 def spend(line: Line, clock: FakeClock, action: jobs.Action, ns: int) -> PacedWork | None:

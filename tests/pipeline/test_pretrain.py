@@ -5,12 +5,10 @@ with.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from testbed.errors import CapabilityError, SpecError, UnknownNameError
 from testbed.pipeline import pretrain
@@ -23,15 +21,10 @@ from testbed.workloads import checkpoints, models
 from testbed.workloads.build import build_stage
 from testbed.workloads.prepare import prepare_tokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAME = "gpt2-nano-trained"
 STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -92,10 +85,7 @@ def _losses(workload: TextSpec, stages: int, folder: Path, tokens: str) -> list[
     return [(type(message).__name__, message.loss) for message in heard if message.loss is not None]
 
 
-def test_every_stage_begins_with_the_weights_that_were_learned(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_every_stage_begins_with_the_weights_that_were_learned(text: Path, tmp_path: Path) -> None:
     pretrain.pretrain(NAME)
     fresh = LEARNED[NAME].workload
     learned = fresh.model_copy(update={"model": NAME, "weights": checkpoints.weights_digest(NAME)})

@@ -20,6 +20,7 @@ from testbed.pipeline.job import Endpoint
 from testbed.pipeline.step_log import socket_record
 from testbed.pipeline.transport import Connection
 from testbed.pipeline.wiring import accept_earlier, connect_to_later, listen
+from tests.over_loopback import tcp_pair, tcp_server
 
 TOKEN = b"t" * 16
 SOON_S = 60.0
@@ -31,22 +32,12 @@ def key(microbatch: int) -> Key:
     return Key("tensor", 0, microbatch)
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        return one, listener.accept()[0]
-
-
-def receiver(sock: socket.socket, frames: int = 64) -> Connection:
-    return Connection(
-        sock, name="stage 1 <-> stage 0", token=TOKEN, names=NAMES, max_payload_bytes=LIMIT, max_frames=frames
-    )
+def receiver(sock: socket.socket, frames: int = 64, name: str = "stage 1 <-> stage 0") -> Connection:
+    return Connection(sock, name=name, token=TOKEN, names=NAMES, max_payload_bytes=LIMIT, max_frames=frames)
 
 
 def sender(sock: socket.socket, frames: int = 64) -> Connection:
-    return Connection(
-        sock, name="stage 0 <-> stage 1", token=TOKEN, names=NAMES, max_payload_bytes=LIMIT, max_frames=frames
-    )
+    return receiver(sock, frames, "stage 0 <-> stage 1")
 
 
 @pytest.fixture
@@ -278,12 +269,9 @@ def test_a_peer_that_sends_everything_but_what_is_asked(stack: ExitStack) -> Non
         late.take(key(0), SOON_S)
 
 
-def test_a_payload_past_the_limit_is_not_sent(pair: tuple[Connection, Connection]) -> None:
+def test_what_is_past_the_limit_is_not_sent(pair: tuple[Connection, Connection]) -> None:
     with pytest.raises(TransportError, match="this job takes"):
         pair[0].send(key(0), bytes(LIMIT + 1))
-
-
-def test_a_note_past_the_limit_is_not_sent(pair: tuple[Connection, Connection]) -> None:
     with pytest.raises(TransportError, match=f"the note of the tensor .* takes {LARGEST_NOTE_BYTES} at most"):
         pair[0].send(key(0), b"", note=bytes(LARGEST_NOTE_BYTES + 1))
 
@@ -319,14 +307,14 @@ def test_abort_ends_threads_that_are_blocked(pair: tuple[Connection, Connection]
 
 
 # ------------------------------------------------------------------ connecting
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def endpoint() -> Endpoint:
+    """Where nobody listens."""
+    with tcp_server() as probe:
+        return Endpoint(address="127.0.0.1", port=probe.getsockname()[1])
 
 
-def test_connecting_waits_for_the_listener() -> None:
-    endpoint = Endpoint(address="127.0.0.1", port=free_port())
+def test_connecting_waits_for_the_listener(endpoint: Endpoint) -> None:
     found: list[socket.socket] = []
     thread = threading.Thread(target=lambda: found.append(connect_to_later(endpoint, "stage 0", SOON_S)))
     thread.start()
@@ -339,8 +327,7 @@ def test_connecting_waits_for_the_listener() -> None:
         sock.close()
 
 
-def test_nobody_listens_nobody_connects() -> None:
-    endpoint = Endpoint(address="127.0.0.1", port=free_port())
+def test_nobody_listens_nobody_connects(endpoint: Endpoint) -> None:
     with pytest.raises(TransportError, match=rf"stage 0: .*did not listen on 127.0.0.1:{endpoint.port}"):
         connect_to_later(endpoint, "stage 0", 0.1)
     with (

@@ -82,7 +82,7 @@ def test_over_links_that_take_no_time_a_step_takes_what_the_schedule_takes(
         accumulation=accumulation,
     )
     free = cell.model_copy(update={"codec_cost": "zero"})
-    trace = pipelines.trace_of(free, training, costs(stages))
+    trace = pipelines.job_of(free, training, costs(stages)).trace()
     check_trace(trace, "the trace")
     lanes = play_unlinked(trace)
     ends = step_ends(trace, lanes, trace.steps)
@@ -114,7 +114,7 @@ def test_the_records_of_what_was_played_have_the_ideal_time_over_free_links(sche
 
 def test_bytes_are_the_training_s_and_times_the_player_s() -> None:
     cell, training = trained(stages=3)
-    trace = pipelines.trace_of(cell, training, costs(3))
+    trace = pipelines.job_of(cell, training, costs(3)).trace()
     for lane, before, after in zip(trace.lanes, training, played(cell, training), strict=True):
         sizes = [value for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND]
         assert sizes == [
@@ -137,7 +137,7 @@ def _by_time(record: StepRecord) -> list:  # type: ignore[type-arg]
 @pytest.mark.parametrize(("rule", "codec_ns"), [("host", CODEC), ("zero", 0)])
 def test_codecs_cost_what_the_rule_says(rule: str, codec_ns: int) -> None:
     cell, training = trained(stages=2)
-    trace = pipelines.trace_of(cell.model_copy(update={"codec_cost": rule}), training, costs(2))
+    trace = pipelines.job_of(cell.model_copy(update={"codec_cost": rule}), training, costs(2)).trace()
     wanted = {trace.labels.index("encode"), trace.labels.index("decode")}
     for lane in trace.lanes:
         found = {v for k, n, v in zip(lane.kind, lane.label, lane.value, strict=True) if k == WORK and n in wanted}
@@ -147,7 +147,7 @@ def test_codecs_cost_what_the_rule_says(rule: str, codec_ns: int) -> None:
 
 def test_a_budget_ends_a_run_with_the_step_that_reaches_it() -> None:
     cell, training = trained(stages=2)
-    trace = pipelines.trace_of(cell, training, costs(2))
+    trace = pipelines.job_of(cell, training, costs(2)).trace()
     step_s = step_ends(trace, play_unlinked(trace), 1)[0] / 1e9
     spent = cell.model_copy(update={"training": cell.training.model_copy(update={"budget_s": 2.5 * step_s})})
     whole, cut = (played(one, training)[0] for one in (cell, spent))
@@ -158,10 +158,10 @@ def test_a_budget_ends_a_run_with_the_step_that_reaches_it() -> None:
 def test_what_is_missing_is_named() -> None:
     cell, training = trained(stages=2)
     with pytest.raises(UserError, match="needs the durations of its recipe"):
-        pipelines.trace_of(cell, training, None)
+        pipelines.job_of(cell, training, None).trace()
     first = training[0][0].model_copy(update={"sent": training[0][0].sent[1:]})
-    with pytest.raises(ResultsError, match="has no forward frame of micro-batch 0 in step 0"):
-        pipelines.trace_of(cell, [[first, *training[0][1:]], training[1]], costs(2))
+    with pytest.raises(ResultsError, match=r"have no forward message 0 .activation. in step 0"):
+        pipelines.job_of(cell, [[first, *training[0][1:]], training[1]], costs(2)).trace()
 
 
 @pytest.mark.parametrize("count", [3, 8, 20])
@@ -169,7 +169,7 @@ def test_steps_are_played_again_in_turn_where_more_are_wanted_than_were_trained(
     cell, training = trained(stages=2)
     asked = cell.model_copy(update={"played_steps": count})
     steps = pipelines.steps_to_play(asked, training)
-    trace = pipelines.trace_of(asked, steps, costs(2))
+    trace = pipelines.job_of(asked, steps, costs(2)).trace()
     check_trace(trace, "the trace")
     assert trace.steps == count
     made = align(played(asked, steps))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from testbed.metrics.ideal import replica_steps_s
+from testbed.metrics.ideal import recorded_steps_s
 from testbed.metrics.links import Pipes
 from testbed.metrics.wires import WireDeviation
 from testbed.play import replicas
 from testbed.play.ideal import ideal_steps_ns
 from testbed.play.recorded import records_of
 from testbed.play.replica_steps import replica_step, stated_replica_step
-from testbed.play.replica_times import NodeTimes, node_times
+from testbed.play.replicas import NodeTimes, node_times
 from testbed.records import MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
 from testbed.spec import RINGS, ArrivalsSpec, Calibrated, Cell, Exchange, OuterSpec
 from testbed.sweep.bounded_steps import expected_messages, expected_step
@@ -28,7 +28,7 @@ def ran(
     cell: Cell, training: list[list[StepRecord]], times: Sequence[NodeTimes] | None = None
 ) -> list[list[StepRecord]]:
     """The records of a run over links that are formulas."""
-    trace = replicas.trace_of(cell, training, times)
+    trace = replicas.job_of(cell, training, times).trace()
     played = played_of(trace, Pipes(cell.topology, cell.links, cell.nodes))
     return records_of(cell, replicas.job_of(cell, training, times), trace, played, training)
 
@@ -37,9 +37,9 @@ def ran(
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_as_asked_they_take_what_pipes_say_and_a_slower_link_moves_them(exchange: Exchange, staleness: int) -> None:
     cell, training = a_cell(exchange, staleness=staleness, steps=12)
-    trace = replicas.trace_of(cell, training)
+    trace = replicas.job_of(cell, training).trace()
     pipes = ideal_steps_ns(trace, Pipes(cell.topology, cell.links, cell.nodes), trace.steps)
-    ideals_s = replica_steps_s(cell, ran(cell, training), None)
+    ideals_s = recorded_steps_s(cell, ran(cell, training), None)
     assert ideals_s is not None
     # A trace's step ends when its ring lane has ended it, too; a worker's without waiting for that.
     settled = slice(None) if exchange not in RINGS or not staleness else slice(6, 9)

@@ -19,7 +19,7 @@ from testbed.play.data_parallel import DataParallelShape
 from testbed.play.ideal import ideal_steps_ns
 from testbed.play.played import NodeCounters, Played
 from testbed.play.recorded import records_of
-from testbed.play.replica_times import node_times
+from testbed.play.replicas import node_times
 from testbed.play.trace import SEND, WORK, Operation, Trace
 from testbed.play.unlinked import Links, play_unlinked
 from testbed.profiles import load_profile
@@ -54,7 +54,7 @@ def played_of(trace: Trace, links: Links | None = None) -> Played:
 def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, staleness: int, more: dict[str, Any]) -> None:
     codec = "bf16" if exchange == "all-reduce" else SPARSE
     cell, training = a_cell(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, evaluate_every=2, **more)
-    trace = replicas.trace_of(cell, training)
+    trace = replicas.job_of(cell, training).trace()
     check_trace(trace, "it")
     assert trace.nodes == cell.node_names
     played = records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training)
@@ -82,7 +82,7 @@ def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, stalenes
 def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, staleness: int) -> None:
     steps = 24
     cell, training = a_cell(exchange, staleness=staleness, steps=steps)
-    trace = replicas.trace_of(cell, training)
+    trace = replicas.job_of(cell, training).trace()
     links = Pipes(cell.topology, cell.links, cell.nodes)
     records = records_of(cell, replicas.job_of(cell, training), trace, played_of(trace, links), training)
     summary = summarise(cell, None, None, records, status="ok", error=None, steady=(6, 1))
@@ -106,7 +106,7 @@ def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, stalene
 def test_local_steps_take_their_own_time() -> None:
     outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
     cell, training = a_cell("star", workers=2, local_steps=(3, 1), outer=outer)
-    trace = replicas.trace_of(cell, training)
+    trace = replicas.job_of(cell, training).trace()
     steps = align(records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training))
     local_ns = FORWARD_NS + BACKWARD_NS + UPDATE_NS
     assert {step.end_ns - step.begin_ns for step in steps if step.phase == "train"} == {3 * local_ns + UPDATE_NS}
@@ -161,7 +161,7 @@ def test_codecs_work_besides_what_is_done_without_them(
     codec = "bf16" if exchange == "all-reduce" else SPARSE
     free, training = a_cell(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, **more)
     cell = on_device(free)
-    trace, without = replicas.trace_of(cell, training), replicas.trace_of(free, training)
+    trace, without = replicas.job_of(cell, training).trace(), replicas.job_of(free, training).trace()
     check_trace(trace, "it")
     assert trace.labels == (*without.labels, *CODING)
 
@@ -186,7 +186,7 @@ def test_codecs_work_besides_what_is_done_without_them(
     }[exchange]
     found = tuple(sum(coded(trace, 0, step)[work] for step in last) for work in CODING)
     assert found == pytest.approx(wanted, rel=1e-3)
-    slower = replicas.trace_of(on_device(free, dilation=3), training)
+    slower = replicas.job_of(on_device(free, dilation=3), training).trace()
     assert {work: ns * 3 for work, ns in coded(trace, 1, 4).items()} == coded(slower, 1, 4)
 
 
@@ -194,14 +194,14 @@ def test_codecs_work_besides_what_is_done_without_them(
 def test_a_synchronous_cycle_of_two_grows_by_what_codecs_take(exchange: Exchange) -> None:
     free, training = a_cell(exchange, "bf16", workers=2, answer="fp16")
     cell = on_device(free)
-    trace = replicas.trace_of(cell, training)
+    trace = replicas.job_of(cell, training).trace()
     encode_ns, decode_ns = formula(cell, "bf16")
     wanted = encode_ns + 2 * decode_ns
     if exchange == "star":  # the server decodes both messages, and encodes its answer, which is decoded
         wanted += sum(formula(cell, "fp16"))
     if exchange == "all-reduce":  # of half a message: to the other, and a sum to it, besides which its own is decoded
         wanted += encode_ns + decode_ns
-    before, after = (ideal_steps_ns(each, None, 6) for each in (replicas.trace_of(free, training), trace))
+    before, after = (ideal_steps_ns(each, None, 6) for each in (replicas.job_of(free, training).trace(), trace))
     assert {late - early for early, late in zip(before, after, strict=True)} == {wanted}
     for node, records in enumerate(
         records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training)
@@ -224,7 +224,7 @@ def test_delayed_aggregation_hides_the_link_and_not_the_codec(exchange: Exchange
 
     def cycle(of: Cell, link: str) -> float:
         links = Pipes("star", [load_profile(link)], of.nodes)
-        return sum(ideal_steps_ns(replicas.trace_of(of, training), links, 20)[-6:]) / 6
+        return sum(ideal_steps_ns(replicas.job_of(of, training).trace(), links, 20)[-6:]) / 6
 
     fast, slow = "link(1Gbit, 1ms, buffer=60s)", "link(200Kbit, 1ms, buffer=60s)"
     assert cycle(free, fast) == compute_ns
@@ -248,18 +248,18 @@ def test_what_this_machine_takes_is_what_was_measured_on_it() -> None:
     ]
     costs = ReplicaCosts(workers=(maths, maths), messages=tuple(messages))
     host = free.model_copy(update={"codec_cost": "host"})
-    trace = replicas.trace_of(host, training, node_times(host, costs))
+    trace = replicas.job_of(host, training, node_times(host, costs)).trace()
     assert [coded(trace, 0, step) for step in (4, 5)] == [{"encode": 1, "decode": 6}, {"encode": 10, "decode": 50}]
     assert [coded(trace, 2, step) for step in (4, 5)] == [{"encode": 3, "decode": 9}, {"encode": 30, "decode": 100}]
     calibrated = free.model_copy(update={"compute": Calibrated()})
-    trace = replicas.trace_of(calibrated, training, node_times(calibrated, costs))
+    trace = replicas.job_of(calibrated, training, node_times(calibrated, costs)).trace()
     works = [[o.value for o in trace.lanes[0].operations(step) if o.kind == WORK] for step in range(trace.steps)]
     assert works == [[1000, 1000, 1030, 500]] * trace.steps
     for cell in (host, calibrated):
         with pytest.raises(UserError, match="needs the durations of its recipe"):
             node_times(cell)
         # The step that is expected of a cell has nothing of what the cell does not state.
-        assert sum(coded(replicas.trace_of(cell, training), 0, 4).values()) == 0
+        assert sum(coded(replicas.job_of(cell, training).trace(), 0, 4).values()) == 0
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -286,7 +286,7 @@ def test_codecs_work_as_often_as_in_training(
     once = MessageCosts(encode=(some_ns(1),) * fragments, decode=(some_ns(1),) * fragments)
     cell = free.model_copy(update={"codec_cost": "host"})
     costs = ReplicaCosts(workers=(maths,) * 3, messages=(once,) * cell.nodes)
-    trace = replicas.trace_of(cell, training, node_times(cell, costs))
+    trace = replicas.job_of(cell, training, node_times(cell, costs)).trace()
     steps = [coded(trace, node, step) for node in range(cell.nodes) for step in range(trace.steps)]
     assert {what: sum(step[what] for step in steps) for what in CODING} == worked
 

@@ -8,33 +8,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from torch import Tensor
 
-from testbed.errors import CodecError, SpecError, TestbedError
+from testbed.errors import SpecError, TestbedError
 from testbed.jobs.actions import Key, Message
 from testbed.jobs.decision import Decision
-from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Endpoint, NodeJob
 from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
-from testbed.replicas.decision import as_stated
-from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
-from testbed.replicas.live import run_node, wire
+from testbed.replicas.leader import Leader, ratio_of, with_ratio
+from testbed.replicas.pace import as_stated
 from testbed.spec import CodecCost, DecoSpec, Exchange, Paced, Recipe
-from tests.small_replicas import DIGITS, SPARSE, Learner, a_recipe, free_ports, learner_for, node_jobs, same, trained
+from tests.over_loopback import jobs_over_loopback, run_places
+from tests.small_replicas import DIGITS, SPARSE, Learner, SmallTraining, a_recipe, live_cell, same, trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
 STREAMING = {"outer": OUTER, "local_steps": 2, "streaming": {"fragments": 3, "mixing": 0.5}}
 CHOICES = ((2, 1, 3, "ef(topk(0.2))"), (6, 3, 0, "ef(topk(0.4, values=fp32))"))
 """(step at which it is told, staleness until then, staleness, codec)"""
-
-
-def jobs_of(recipe: Recipe, folder: Path) -> list[NodeJob]:
-    ends = [Endpoint(address="127.0.0.1", port=port) for port in free_ports(recipe.nodes)]
-    return node_jobs(recipe, folder, ends)
 
 
 class OverLoopback(NamedTuple):
@@ -43,28 +37,20 @@ class OverLoopback(NamedTuple):
     errors: list[BaseException | None]
 
 
+class Quitter(Learner):
+    def loss(self, batch: int, part: int) -> Tensor:
+        if batch == 2:
+            raise TestbedError("it has had enough")
+        return super().loss(batch, part)
+
+
 def over_loopback(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    lost: int | None = None,
-    asked_in: int | None = None,
-    codec_cost: CodecCost = "zero",
+    recipe: Recipe, *, lost: int | None = None, asked_in: int | None = None, codec_cost: CodecCost = "zero"
 ) -> OverLoopback:
     """Run all nodes, each in a thread; `lost` ends after its second step; a person asks for the end when a node has
     read that batch.
     """
     asked = threading.Event()
-    jobs = [job.model_copy(update={"codec_cost": codec_cost}) for job in jobs_of(recipe, folder)]
-    sockets = make_sockets(recipe.nodes)
-    weights: list[list[Tensor]] = [[] for _ in jobs]
-    errors: list[BaseException | None] = [None] * len(jobs)
-
-    class Quitter(Learner):
-        def loss(self, batch: int, part: int) -> Tensor:
-            if batch == 2:
-                raise TestbedError("it has had enough")
-            return super().loss(batch, part)
 
     class Asking(Learner):
         def loss(self, batch: int, part: int) -> Tensor:
@@ -72,37 +58,12 @@ def over_loopback(
                 asked.set()
             return super().loss(batch, part)
 
-    kinds = [Quitter if node == lost else Asking for node in range(jobs[0].data.workers)]
-    learners = [learner_for(recipe, node, kind) for node, kind in enumerate(kinds)]  # they share a seed
-
-    def run(node: int) -> None:
-        job = jobs[node]
-        try:
-            with wire(job, sockets[node]) as wiring:
-                wiring.connect()
-                learner = learners[min(node, job.data.workers - 1)]
-                run_node(job, wiring, learner, lambda message: None, asked.is_set)
-                if node < job.data.workers:
-                    weights[node] = [parameter.detach() for parameter in learner.parameters]
-        except BaseException as error:
-            errors[node] = error
-
-    threads = [threading.Thread(target=run, args=(node,)) for node in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    outputs = [folder / f"steps-{node}.jsonl" for node in range(len(jobs))]
-    records = [[StepRecord.model_validate_json(line) for line in each.read_text().splitlines()] for each in outputs]
-    return OverLoopback(records, weights, errors)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    workers = range(recipe.nodes)
+    training = SmallTraining(recipe, kinds={node: Quitter if node == lost else Asking for node in workers})
+    ran = run_places(
+        live_cell(recipe, codec_cost=codec_cost), lambda setting: training, asked=lambda node: asked.is_set()
+    )
+    return OverLoopback(ran.records, list(map(training.weights, range(training.data.workers))), ran.errors)
 
 
 @pytest.mark.parametrize(
@@ -114,23 +75,23 @@ def _one_thread() -> Any:
         ("all-to-all", "int8", 2, 0, {}),
         ("all-reduce", "fp32", 2, 1, {}),
         ("all-reduce", "bf16", 4, (2, 0, 1, 0), {}),
-        ("all-gather", SPARSE, 3, (0, 3, 1), {}),
+        ("all-gather", SPARSE, 3, (0, 3, 1), {"shares": (2, 1, 1)}),
         ("all-gather", "0: fp32; rest: int8", 4, 0, {}),
         ("star", "int4(group=16)", 2, (1, 0), STREAMING),
         ("all-to-all", SPARSE, 2, (0, 2), STREAMING),
         ("all-reduce", "bf16", 2, (0, 2), STREAMING),
-        ("all-gather", SPARSE, 3, 1, STREAMING),
+        ("all-gather", SPARSE, 3, 1, {**STREAMING, "shares": (2, 1, 1)}),
         ("star", SPARSE, 2, (1, 0), {"workload": DIGITS, "shares": (3, 1)}),
         ("all-reduce", "fp32", 2, 0, {"workload": DIGITS}),
     ],
 )
 def test_over_links_as_in_one_process(
-    exchange: Exchange, codec: str, workers: int, staleness: Any, more: dict[str, Any], tmp_path: Path
+    exchange: Exchange, codec: str, workers: int, staleness: Any, more: dict[str, Any]
 ) -> None:
     recipe = a_recipe(
         exchange, codec, workers=workers, staleness=staleness, steps=5, answer=SPARSE, evaluate_every=5, **more
     )
-    live, alone = over_loopback(recipe, tmp_path), trained(recipe)
+    live, alone = over_loopback(recipe), trained(recipe)
     assert live.errors == [None] * recipe.nodes
     for worker in range(workers):
         assert same(live.weights[worker], alone.weights(worker))
@@ -156,9 +117,9 @@ def test_over_links_as_in_one_process(
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])
 @pytest.mark.parametrize("codec_cost", ["zero", "host"])
-def test_codecs_cost_nothing_or_what_they_cost_here(exchange: Exchange, codec_cost: CodecCost, tmp_path: Path) -> None:
+def test_codecs_cost_nothing_or_what_they_cost_here(exchange: Exchange, codec_cost: CodecCost) -> None:
     recipe = a_recipe(exchange, SPARSE, workers=2, steps=4)
-    live = over_loopback(recipe, tmp_path, codec_cost=codec_cost)
+    live = over_loopback(recipe, codec_cost=codec_cost)
     assert live.errors == [None] * recipe.nodes
     assert same(live.weights[0], trained(recipe).weights(0))
     updates = [a for node in live.records[:2] for record in node for a in record.actions if a.kind == "A"]
@@ -167,7 +128,7 @@ def test_codecs_cost_nothing_or_what_they_cost_here(exchange: Exchange, codec_co
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])
 def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
-    exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {
         step: Decision(step + stale + 2, (later,) * 2, (1, 1), (codec,) * 2) for step, stale, later, codec in CHOICES
@@ -175,7 +136,7 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
     monkeypatch.setattr(Leader, "decide", lambda leader, step: chosen.get(step))
     deco = DecoSpec(every=1, noise="exp", noise_weight=1.0)
     recipe = a_recipe(exchange, SPARSE, workers=2, staleness=1, steps=14, deco=deco)
-    live = over_loopback(recipe, tmp_path)
+    live = over_loopback(recipe)
     by_step = {decision.effective_from: decision for decision in chosen.values()}
     alone = trained(recipe, [by_step[step] for step in sorted(by_step)])
     assert live.errors == [None] * recipe.nodes
@@ -199,10 +160,10 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
     ],
 )
 def test_who_asks_for_the_end_gets_it_soon_and_after_the_same_step_everywhere(
-    exchange: Exchange, staleness: Any, more: dict[str, Any], tmp_path: Path
+    exchange: Exchange, staleness: Any, more: dict[str, Any]
 ) -> None:
     recipe = a_recipe(exchange, SPARSE, workers=2, staleness=staleness, steps=40, **more)
-    live = over_loopback(recipe, tmp_path, asked_in=2)
+    live = over_loopback(recipe, asked_in=2)
     assert live.errors == [None] * recipe.nodes
     done = {len(node) for node in live.records}
     if recipe.data is not None and recipe.data.arrivals is None:
@@ -214,13 +175,13 @@ def test_who_asks_for_the_end_gets_it_soon_and_after_the_same_step_everywhere(
     assert {record.phase for node in live.records for record in node} == {"train"}
 
 
-def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
+def test_a_leader_goes_by_what_it_hears() -> None:
     """Two links of 80 and 40 Mbit/s, 20 ms each way, and a dense message of 1 MB: the slower one decides."""
     deco = DecoSpec(every=4, noise="exp", noise_weight=1.0)
     recipe = a_recipe("star", "ef(topk(0.5))", workers=2, staleness=1, deco=deco)
-    job = jobs_of(recipe, tmp_path)[2]
     paced = Paced(forward_ns=(30_000_000,), backward_ns=(60_000_000,), update_ns=10_000_000, source="stated")
-    leader = Leader.of(job.model_copy(update={"compute": paced}), 1_000_000)
+    server = jobs_over_loopback(live_cell(recipe, compute=paced), Path())[2]
+    leader = Leader.of(server, 1_000_000)
     assert leader.decide(3) is None  # nobody has been heard
 
     def hear(worker: int, rate_bps: float) -> None:
@@ -246,25 +207,18 @@ def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
     assert ratio_of(later.codecs[0]) == pytest.approx(wanted.ratio / 2, rel=0.05)
 
 
-def test_a_decision_crosses_at_the_head_of_a_message() -> None:
-    decision = Decision(7, (1, 2), (1, 1), ("ef(topk(0.1))", "fp32"))
-    for told in (decision, None):
-        found, payload = without_head(with_head(told, b"payload"))
-        assert found == told
-        assert bytes(payload) == b"payload"
-    for wrong in (b"", b"\x05\0\0\0{}", b"\x02\0\0\0[]", b"\xff" * 9):
-        with pytest.raises(CodecError, match="is no decision"):
-            without_head(wrong)
+def test_a_codec_is_changed_in_its_ratio_alone() -> None:
     assert with_ratio("ef(topk(0.1, values=fp32))", 0.25) == "ef(topk(0.25, fp32))"
     with pytest.raises(SpecError, match="keeps no stated share"):
         ratio_of("ef(int8)")
 
 
-def test_by_arrivals_it_goes_on_without_a_lost_worker(tmp_path: Path) -> None:
+def test_by_arrivals_it_goes_on_without_a_lost_worker() -> None:
     """A buffer of all workers is of all that are left, so what two of three compute does not depend on the time."""
     found = over_loopback(
-        a_recipe("star", SPARSE, workers=3, steps=6, evaluate_every=3, outer=OUTER, arrivals={"buffer": 3}),
-        tmp_path,
+        a_recipe(
+            "star", SPARSE, workers=3, shares=(2, 1, 1), steps=6, evaluate_every=3, outer=OUTER, arrivals={"buffer": 3}
+        ),
         lost=1,
     )
     assert [str(error) for error in found.errors if error] == ["it has had enough"]
@@ -275,8 +229,8 @@ def test_by_arrivals_it_goes_on_without_a_lost_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exchange", ["star", "all-reduce"])
-def test_a_lost_worker_ends_all_and_none_waits_for_ever(exchange: Exchange, tmp_path: Path) -> None:
-    found = over_loopback(a_recipe(exchange, workers=3, shares=(2, 1, 1), steps=6), tmp_path, lost=1)
+def test_a_lost_worker_ends_all_and_none_waits_for_ever(exchange: Exchange) -> None:
+    found = over_loopback(a_recipe(exchange, workers=3, shares=(2, 1, 1), steps=6), lost=1)
     assert str(found.errors.pop(1)) == "it has had enough"
     assert all("<->" in str(error) for error in found.errors)
     assert any("<-> worker 1" in str(error) for error in found.errors)

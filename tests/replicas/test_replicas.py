@@ -15,17 +15,16 @@ from torch import Tensor
 from testbed.errors import CodecError, SpecError, StageError
 from testbed.jobs.actions import Message
 from testbed.jobs.decision import Decision, note_of, read_note
+from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop, MayGoOn
 from testbed.message_key import MessageKey
-from testbed.pipeline.alone import train_stages, works_of
-from testbed.pipeline.node import make_node
+from testbed.pipeline.alone import train_together
+from testbed.pipeline.stages import PipelineTraining
 from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.decision import training_job
 from testbed.replicas.fragments import divide_tensors
 from testbed.replicas.learners import ImagesLearner, learner_of
 from testbed.replicas.worker import Worker
-from testbed.replicas.worker_node import ExchangeNode, WorkerNode
 from testbed.spec import Exchange, ImagesSpec, OptimiserSpec, OuterSpec, PipelineSpec, Recipe, StreamingSpec, TextSpec
 from testbed.workloads.images import build_network, images, score
 from testbed.workloads.shards import ShardBatches, divide
@@ -38,9 +37,9 @@ from tests.small_replicas import (
     Examples,
     Learner,
     Net,
+    SmallTraining,
     Trained,
     a_recipe,
-    learner_for,
     same,
     trained,
 )
@@ -64,6 +63,19 @@ class ShardedData(Data):
         return Examples(chosen.images, chosen.labels)
 
 
+class OneStage(PipelineTraining):
+    """The whole model as one stage."""
+
+    net: Net
+    read: Data
+
+    def model(self, place: int) -> Any:
+        return self.net
+
+    def data(self, place: int) -> Any:
+        return self.read
+
+
 @pytest.mark.parametrize("workload", [TEXT, DIGITS])
 @pytest.mark.parametrize("exchange", EXCHANGES[:3])
 def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_bit(
@@ -77,8 +89,9 @@ def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_b
     if isinstance(workload, ImagesSpec):
         seed = recipe.training.seed
         nets, data = [Net(build_network(workload.model, images("digits"), seed))], ShardedData(workload, seed)
-    works = works_of(alone, vocabulary=2, tokens="", folder="")
-    train_stages(works, [output], make=lambda work: make_node(work, model=nets[0], data=data))
+    one_stage = OneStage(Setting(alone, 2, ""))
+    one_stage.net, one_stage.read = nets[0], data
+    train_together(one_stage, [output])
     theirs = [StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()]
     ours = trained(recipe)
     train = [(record.step, record.loss, record.learning_rate) for record in theirs if record.phase == "train"]
@@ -104,10 +117,14 @@ def test_parts_of_a_batch_weigh_as_much_as_they_are() -> None:
 
 # ---------------------------------------------------------------------- replicas
 @pytest.mark.parametrize(
-    ("exchange", "codec"),
-    [*itertools.product(EXCHANGES[:3], CODECS), ("all-reduce", "fp32"), ("all-reduce", "bf16")],
+    ("exchange", "codec", "workload"),
+    [
+        *itertools.product(EXCHANGES[:3], CODECS, [TEXT]),
+        *itertools.product(["all-reduce"], ["fp32", "bf16"], [TEXT]),
+        *((exchange, SPARSE if exchange != "all-reduce" else "bf16", DIGITS) for exchange in EXCHANGES),
+    ],
 )
-def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str) -> None:
+def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str, workload: TextSpec | ImagesSpec) -> None:
     staleness = (0, 2, 1)
     seen: dict[int, list[Tensor]] = {}
     ahead = []
@@ -118,8 +135,8 @@ def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str) -> Non
             assert same(seen.setdefault(worker.applied, found), found)
         ahead.extend(worker.applied for worker in workers)
 
-    recipe = a_recipe(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, answer="ef(topk(0.5))")
-    found = trained(recipe, watch=watch)
+    kind = {"workers": 3, "shares": (2, 1, 1), "staleness": staleness, "answer": "ef(topk(0.5))"}
+    found = trained(a_recipe(exchange, codec, workload=workload, **kind), watch=watch)
     assert same(found.weights(0), found.weights(1))
     assert same(found.weights(0), found.weights(2))
     assert set(ahead) >= {1, 3}
@@ -136,15 +153,6 @@ def test_an_evaluation_of_images_says_how_many_of_the_test_images_are_named_righ
     assert evaluated[0].accuracy != evaluated[1].accuracy
     rest = [record for node in found.records[:-1] for record in node] + found.records[-1][:3]
     assert not any("accuracy" in record.model_dump() for record in rest)
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_replicas_of_images_are_alike(exchange: Exchange) -> None:
-    codec = "bf16" if exchange == "all-reduce" else SPARSE
-    kind = {"workers": 3, "shares": (2, 1, 1), "staleness": (0, 2, 1), "answer": "ef(topk(0.5))"}
-    found = trained(a_recipe(exchange, codec, workload=DIGITS, **kind))
-    assert same(found.weights(0), found.weights(1))
-    assert same(found.weights(0), found.weights(2))
 
 
 def test_shards_of_images_follow_shares_and_alpha() -> None:
@@ -413,13 +421,11 @@ class Told:
 
 
 def run_job(recipe: Recipe, goes_on: MayGoOn = lambda place, step: True, **changes: Any) -> tuple[list[Any], Trained]:
-    workers = [WorkerNode(recipe, number, learner_for(recipe, number)) for number in range(recipe.data.workers)]
-    servers = range(len(workers), recipe.nodes)
-    nodes = [*workers, *(ExchangeNode(recipe, place, workers[0].shapes) for place in servers)]
-    job = replace(training_job(recipe), **changes)
+    training = SmallTraining(recipe)
+    nodes = [training.node(place) for place in range(recipe.nodes)]
+    job = replace(training.job, **changes)
     programs = [job.program(place) for place in range(recipe.nodes)]
-    ended = Loop(programs, nodes, goes_on=goes_on).run()
-    return ended, Trained([worker.replica for worker in workers], [])
+    return Loop(programs, nodes, goes_on=goes_on).run(), Trained(training.workers, [])
 
 
 @pytest.mark.parametrize(("exchange", "leader"), [("star", 2), ("all-to-all", 0)])

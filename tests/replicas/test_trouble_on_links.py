@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from testbed import profiles
+from testbed.jobs.actions import Job
 from testbed.metrics.wires import wire_bytes
 from testbed.net.kernel import namespace
 from testbed.net.lab import Lab, LabSpec
 from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Endpoint, NodeJob
+from testbed.pipeline.job import Endpoint, Limits, PlaceJob
+from testbed.pipeline.place import run_place
 from testbed.process import die_with_parent
 from testbed.profiles import LinkProfile
 from testbed.profiles.link_profile import Change, Pipe, Schedule
@@ -32,9 +34,9 @@ from testbed.profiles.loss import Bernoulli
 from testbed.records import StepRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Formula, Step, run_rounds
-from testbed.replicas.live import run_node, wire
 from testbed.spec import Exchange, Paced, Recipe
-from tests.small_replicas import SPARSE, Learner, a_recipe, node_jobs, trained
+from tests.over_loopback import jobs_over_loopback
+from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, live_cell, trained
 
 pytestmark = [pytest.mark.netem, pytest.mark.virtual_clock]
 
@@ -105,6 +107,16 @@ class Ran(NamedTuple):
         ]
 
 
+class Waiting(SmallTraining):
+    """All begin at a moment, when they are connected."""
+
+    began_ns = 0
+
+    def job_of(self, job: PlaceJob) -> Job:
+        time.sleep((self.began_ns - time.monotonic_ns()) / 1e9)
+        return super().job_of(job)
+
+
 class Crashing(Learner):
     def loss(self, batch: int, part: int) -> Tensor:
         if batch == 2:
@@ -123,13 +135,18 @@ def run(
             Lab(LabSpec(topology="star", profiles=links, nodes=len(links), engine="netem", engine_reason="test"))
         )
         ends = [Endpoint(address=node.address, port=29500) for node in lab.nodes]
-        jobs = node_jobs(recipe, folder, ends, compute=paces(slower), message_s=message_s)
+        jobs = jobs_over_loopback(
+            live_cell(recipe, compute=paces(slower)),
+            folder,
+            endpoints=tuple(ends),
+            limits=Limits(connect_s=60, message_s=message_s),
+        )
         sockets = make_sockets(len(jobs))
         began_ns = (time.monotonic_ns() // 10**9 + 1) * 10**9
         children = []
         for job, own, node in zip(jobs, sockets, lab.nodes, strict=True):
             if (pid := os.fork()) == 0:
-                _be_node(job, own, sockets, node.namespace.fd, began_ns, crashes=crashes and job.stage == WORKERS - 1)
+                _be_node(job, own, sockets, node.namespace.fd, began_ns, crashes=crashes and job.place == WORKERS - 1)
             children.append(pid)
         for sock in (each for own in sockets for each in own):
             sock.close()
@@ -149,7 +166,7 @@ def run(
     return Ran(records, errors, weights, records[-1][0].start_ns if records[-1] else began_ns)
 
 
-def _be_node(job: NodeJob, own: Any, sockets: Any, space: int, began_ns: int, *, crashes: bool) -> None:
+def _be_node(job: PlaceJob, own: Any, sockets: Any, space: int, began_ns: int, *, crashes: bool) -> None:
     """Be a node in this process, and end with it."""
     try:
         die_with_parent(os.getppid())
@@ -159,15 +176,12 @@ def _be_node(job: NodeJob, own: Any, sockets: Any, space: int, began_ns: int, *,
         torch.set_num_threads(1)
         folder = Path(job.folder)
         try:
-            with wire(job, own) as wiring:
-                wiring.connect()
-                time.sleep((began_ns - time.monotonic_ns()) / 1e9)
-                learner = (Crashing if crashes else Learner)(job.data.parts, min(job.stage, WORKERS - 1))
-                run_node(job, wiring, learner, lambda message: None, lambda: False)
-                weights = [parameter.detach() for parameter in learner.parameters]
-                torch.save(weights, folder / f"weights-{job.stage}")
+            training = Waiting(job.recipe, kinds={WORKERS - 1: Crashing} if crashes else {})
+            training.began_ns = began_ns
+            run_place(job, own, lambda message: None, lambda: False, lambda setting: training)
+            torch.save(training.weights(min(job.place, WORKERS - 1)), folder / f"weights-{job.place}")
         except Exception as error:
-            (folder / f"error-{job.stage}").write_text(str(error))
+            (folder / f"error-{job.place}").write_text(str(error))
     finally:
         os._exit(0)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from testbed import results
-from testbed.records import NEAR_FLOOR, Summary
+from testbed.records import NEAR_FLOOR
 from testbed.report import collect, lines
 from testbed.report.settings import settings_words
 from testbed.spec import Cell
-from tests.synthetic import Pipeline, cell, write_run
+from tests.synthetic import Pipeline, cell, change_summary, record_sweep, write_run
 
 RATE = "optimiser.learning_rate"
 
@@ -29,20 +29,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stated = [with_rate(codec, rate) for rate in (1e-4, 1e-2) for codec in ("fp32", "int8")]
     for what in (*chosen, *stated):
         run = write_run(folder, what, Pipeline(what.profiles[0]))
-        summary = results.read_json(run.folder / "summary.json", Summary)
-        assert summary.validation_loss is not None
-        floor = summary.validation_loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0)
-        results.write_json(run.folder / "summary.json", summary.model_copy(update={"unigram_floor": floor}))
-    record = results.SweepRecord(
-        question="?",
-        command="",
-        cells=tuple(what.id for what in (*chosen, *stated)),
-        tuned=True,
-        marks={chosen[1].id: f"{RATE} at the end of the values tried"},
-        stated=tuple(what.id for what in stated),
-    )
-    results.write_json(folder / "sweep.json", record)
-    return folder
+        loss = change_summary(run).validation_loss
+        assert loss is not None
+        change_summary(run, unigram_floor=loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0))
+    marks = {chosen[1].id: f"{RATE} at the end of the values tried"}
+    return record_sweep(folder, (*chosen, *stated), tuned=True, marks=marks, stated=tuple(what.id for what in stated))
 
 
 def test_marks_stand_with_the_arm_that_they_are_of_and_no_other(swept: Path) -> None:

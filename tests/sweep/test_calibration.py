@@ -41,25 +41,29 @@ def test_what_is_negligible_in_a_step_need_not_agree() -> None:
 
 def test_what_decides_no_duration_is_not_asked_for() -> None:
     recipe = a_recipe("int8")
-    other = recipe.model_copy(
-        update={
-            "training": recipe.training.model_copy(update={"steps": 9, "seed": 4, "target_loss": 1.0}),
-            "optimiser": recipe.optimiser.model_copy(update={"learning_rate": 0.5, "clip_norm": 2.0}),
-            "pipeline": recipe.pipeline.model_copy(
-                update={"schedule": "gpipe", "microbatches": 1, "accumulation": 2, "in_flight": 1}
-            ),
-        }
+
+    def changed(**fields: dict[str, Any]) -> Recipe:
+        """The recipe with other fields in its tables."""
+        return recipe.model_copy(
+            update={name: getattr(recipe, name).model_copy(update=each) for name, each in fields.items()}
+        )
+
+    other = changed(
+        training={"steps": 9, "seed": 4, "target_loss": 1.0},
+        optimiser={"learning_rate": 0.5, "clip_norm": 2.0},
+        pipeline={"schedule": "gpipe", "microbatches": 1, "accumulation": 2, "in_flight": 1},
     )
     assert timed(other) == timed(recipe)
-    for changed in (
+    sgd = recipe.model_copy(update={"optimiser": SGD})
+    for one in (
         a_recipe("int4"),
-        recipe.model_copy(update={"pipeline": recipe.pipeline.model_copy(update={"recompute": True})}),
-        recipe.model_copy(update={"pipeline": recipe.pipeline.model_copy(update={"microbatches": 1})}),
+        changed(pipeline={"recompute": True}),
+        changed(pipeline={"microbatches": 1}),
         a_recipe("int8", sequence_length=8),
-        recipe.model_copy(update={"optimiser": SGD}),
+        sgd,
     ):
-        assert timed(changed) != timed(recipe)
-    assert timed(recipe.model_copy(update={"optimiser": SGD})).optimiser.algorithm == "sgd"
+        assert timed(one) != timed(recipe)
+    assert timed(sgd).optimiser.algorithm == "sgd"
 
 
 def replicas(codec: str = "fp32", exchange: Exchange = "star", **data: Any) -> Recipe:
@@ -137,10 +141,8 @@ def test_measured_once_shared_and_kept(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_own_cache")
 def test_workers_and_their_messages_are_measured_once_shared_and_kept(tmp_path: Path) -> None:
     texts = Texts(tmp_path)
-    plain, coded = (
-        replicas(outer=OUTER, local_steps=3),
-        replicas("1: ef(topk(0.1)); rest: int8", outer=OUTER, answer="int8"),
-    )
+    plain = replicas(outer=OUTER, local_steps=3)
+    coded = replicas("1: ef(topk(0.1)); rest: int8", outer=OUTER, answer="int8")
     uneven = replicas("bf16", exchange="all-reduce", shares=(2, 1), outer=OUTER, streaming={"fragments": 2})
     recipes = [plain, coded, uneven]
     found = calibrate(recipes, prepare=texts, budget_s=0.5).replicas
@@ -158,9 +160,7 @@ def test_workers_and_their_messages_are_measured_once_shared_and_kept(tmp_path: 
             assert min(each.ns for each in (*sender.encode, *sender.decode)) > 0
         for worker in costs.workers:
             assert worker.local_step.ns > worker.update.ns > 0 <= worker.close.ns
-    alike = (
-        plain.model_copy(update={"data": plain.data.model_copy(update={"staleness": (2,)})}) if plain.data else plain
-    )
+    alike = replicas(outer=OUTER, local_steps=3, staleness=2)
     assert calibrate([alike], prepare=never).replicas == {alike.id: one}
     more = calibrate([replicas("int4", outer=OUTER)], prepare=texts, budget_s=0.1).replicas
     assert next(iter(more.values())).workers == one.workers, "their maths was known"

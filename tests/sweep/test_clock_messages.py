@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from testbed import vm
 from tests.commands import PLAYED_EXPERIMENT, Command, keep_speed
 from tests.vm.test_virtual_clock import FORBID, PTRACE, SECCOMP
 
-COMMAND = ("sweep", "sweep.toml", "--clock")
 WITHOUT_COMPILER = ("sh", "ip", "tar", "xz", "apt-get", "apt-cache", "dpkg-deb", "setarch", "unshare", "mount")
 
 
@@ -29,12 +29,11 @@ def bare(tmp_path: Path) -> Command:
     return Command(tmp_path, "auto")
 
 
-def surroundings(command: Command) -> dict[str, str]:
-    return {"PATH": str(command.folder / "tools"), "XDG_CACHE_HOME": str(command.folder / "cache")}
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
+def said(command: Command, clock: str, *words: str, status: int = 2, before: Sequence[str] = (), **more: str) -> str:
+    """What it says on that machine, in one line."""
+    here = {"PATH": str(command.folder / "tools"), "XDG_CACHE_HOME": str(command.folder / "cache"), **more}
+    words = words or ("sweep", "sweep.toml")
+    return " ".join(command.finish(*words, "--clock", clock, status=status, before=before, **here).split())
 
 
 def keep_kernel(command: Command) -> Path:
@@ -44,41 +43,37 @@ def keep_kernel(command: Command) -> Path:
 
 
 def test_without_kernel_and_compiler(bare: Command) -> None:
-    said = one_line(bare.finish(*COMMAND, "virtual", status=2, **surroundings(bare)))
-    assert "lacks gcc" in said
-    assert "apt-get install -y gcc" in said
-    assert "Traceback" not in said
+    output = said(bare, "virtual")
+    assert "lacks gcc" in output
+    assert "apt-get install -y gcc" in output
+    assert "Traceback" not in output
     assert not (bare.folder / "results").exists()
 
 
 @pytest.mark.root
 @pytest.mark.slow
 def test_without_kernel_and_compiler_auto_takes_the_real_clock_and_says_why(bare: Command) -> None:
-    said = one_line(bare.finish("plan", *COMMAND[1:], "auto", "--engine", "relay", **surroundings(bare)))
-    assert (
-        "clock real: auto: the virtual clock is not possible here: to build the guest kernel this machine lacks" in said
-    )
+    output = said(bare, "auto", "plan", "sweep.toml", "--engine", "relay", status=0)
+    why = "the virtual clock is not possible here: to build the guest kernel this machine lacks"
+    assert f"clock real: auto: {why}" in output
 
 
 def test_on_a_machine_of_another_kind(bare: Command) -> None:
-    said = one_line(bare.finish(*COMMAND, "virtual", before=["setarch", "i686"], status=1, **surroundings(bare)))
-    assert "x86-64 only" in said
+    assert "x86-64 only" in said(bare, "virtual", status=1, before=["setarch", "i686"])
 
 
 @pytest.mark.clock_kernel
 def test_an_altered_kernel_is_not_run(bare: Command) -> None:
     with (keep_kernel(bare) / "linux").open("r+b") as file:
         file.write(b"#!/bin/false\n")
-    said = one_line(bare.finish(*COMMAND, "virtual", status=2, **surroundings(bare)))
-    assert "lacks gcc" in said
+    assert "lacks gcc" in said(bare, "virtual")
 
 
 @pytest.mark.clock_kernel
 def test_where_neither_seccomp_nor_ptrace_is_allowed(bare: Command) -> None:
     keep_kernel(bare)
     forbidden = [sys.executable, "-c", FORBID, f"{PTRACE},{SECCOMP}"]
-    said = one_line(bare.finish(*COMMAND, "virtual", before=forbidden, status=2, **surroundings(bare)))
-    assert "neither seccomp filters nor ptrace" in said
+    assert "neither seccomp filters nor ptrace" in said(bare, "virtual", before=forbidden)
 
 
 @pytest.mark.clock_kernel
@@ -89,15 +84,7 @@ def test_without_room_for_the_guests_memory(bare: Command) -> None:
     small.mkdir()
     folders = " ".join(("/dev/shm", "/var/tmp", str(small)))
     script = f'for it in {folders}; do mount -t tmpfs -o size=1m none "$it" || exit 9; done; exec "$@"'
-    said = one_line(
-        bare.finish(
-            *COMMAND,
-            "virtual",
-            before=["unshare", "--mount", "sh", "-c", script, "sh"],
-            status=1,
-            **surroundings(bare),
-            TMPDIR=str(small),
-        )
-    )
-    assert "no place for" in said
-    assert "set TMPDIR to a folder with room" in said
+    hidden = ["unshare", "--mount", "sh", "-c", script, "sh"]
+    output = said(bare, "virtual", status=1, before=hidden, TMPDIR=str(small))
+    assert "no place for" in output
+    assert "set TMPDIR to a folder with room" in output

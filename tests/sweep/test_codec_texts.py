@@ -28,11 +28,8 @@ def cells(default: plan.Experiment, *texts: str, **choice: list[str]) -> list[tu
 def test_two_texts_for_the_same_codecs_are_one_cell(default: plan.Experiment) -> None:
     found = cells(default, "int8", "int8( )", "rest: int8", "fwd=int8, bwd=int8", "0: int8; 1: int8", "0-1: int8")
     assert found == [("int8", found[0][1])]
-    assert (
-        cells(default, "0: bf16; 1: int8")
-        == cells(default, "1: int8; rest: bf16")
-        == cells(default, "0: bf16; rest: int8")
-    )
+    texts = ("0: bf16; 1: int8", "1: int8; rest: bf16", "0: bf16; rest: int8")
+    assert len({cell for text in texts for cell in cells(default, text)}) == 1
 
 
 def test_a_cell_is_named_by_its_codec_within_what_a_folder_s_name_may_be(default: plan.Experiment) -> None:
@@ -46,10 +43,9 @@ def test_a_cell_is_named_by_its_codec_within_what_a_folder_s_name_may_be(default
 
 def test_conditions_on_codecs_go_by_what_they_mean(default: plan.Experiment) -> None:
     texts = ("int8", "fwd=int8, bwd=bf16")
-    ((text, _),) = cells(default, *texts, only=["codec='fwd=int8,bwd=bf16'"])
-    assert text == texts[1]
-    ((text, _),) = cells(default, *texts, exclude=["codec=rest:int8"])
-    assert text == texts[1]
+    for choice in ({"only": ["codec='fwd=int8,bwd=bf16'"]}, {"exclude": ["codec=rest:int8"]}):
+        ((text, _),) = cells(default, *texts, **choice)
+        assert text == texts[1]
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,8 @@ def test_a_slip_is_one_message_that_names_the_table(tmp_path: Path, table: str, 
 def test_whatever_the_table_says_it_is_kept_as_it_is_or_refused(
     tmp_path: Path, baselines: list[str], effects: dict[str, Any], ours: dict[str, Any]
 ) -> None:
-    lines = [
-        "[compare]",
-        f"baselines = {json.dumps(baselines)}",
-        *(f"{k} = {json.dumps(v)}" for k, v in effects.items()),
-    ]
+    stated = {"baselines": baselines, **effects}
+    lines = ["[compare]", *(f"{name} = {json.dumps(value)}" for name, value in stated.items())]
     condition = ", ".join(f'"{name}" = {json.dumps(value)}' for name, value in ours.items())
     try:
         asked = load(tmp_path, "\n".join([*lines, CLAIM.format(ours=condition)])).compare

@@ -31,6 +31,9 @@ FIELDS: dict[str, Any] = {
 IMAGES = {"model": "digits-cnn", "images": "digits", "batch_size": 8}
 DECO = {"every": 20, "noise": "exp", "noise_weight": 1.0}
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+GATHER = {"exchange": "all-gather", "answer": None}
+REDUCE = {"exchange": "all-reduce", "answer": None}
+FROZEN = {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}
 ON_DEVICE = {"mode": "paced", "device": "rtx-3090"}
 
 
@@ -48,7 +51,7 @@ def test_a_cell_has_workers_and_a_server() -> None:
     assert cell.pipeline.stages == 1
     assert recipe_of(cell).data == cell.data
     assert cell.id != a_cell({"staleness": 2}).id
-    everyone = a_cell({"exchange": "all-gather", "answer": None})
+    everyone = a_cell(GATHER)
     assert (everyone.nodes, everyone.node_names[-1]) == (4, "worker 3")
     assert Cell.model_validate_json(cell.model_dump_json()) == cell
 
@@ -74,12 +77,14 @@ def test_a_cell_may_learn_images() -> None:
         assert recipe_of(cell).workload == cell.workload
     values = 38_282  # the network's parameters
     assert expected_messages(a_cell(codec="fp32", workload=IMAGES)) == (4 * values,)
-    device = a_cell(workload=IMAGES, compute={"mode": "paced", "device": "t4"}).compute
-    twice = a_cell(workload=IMAGES | {"batch_size": 16}, compute={"mode": "paced", "device": "t4"}).compute
-    assert isinstance(device, Paced)
+    once, twice = (
+        a_cell(workload=IMAGES | {"batch_size": size}, compute={"mode": "paced", "device": "t4"}).compute
+        for size in (8, 16)
+    )
+    assert isinstance(once, Paced)
     assert isinstance(twice, Paced)
-    assert twice.forward_ns[0] == pytest.approx(2 * device.forward_ns[0], abs=2)
-    assert (twice.update_ns, "from FLOPs" in twice.source) == (device.update_ns, True)
+    assert twice.forward_ns[0] == pytest.approx(2 * once.forward_ns[0], abs=2)
+    assert (twice.update_ns, "from FLOPs" in twice.source) == (once.update_ns, True)
 
 
 @pytest.mark.parametrize(
@@ -121,21 +126,18 @@ def test_where_fragments_take_turns_steps_come_in_cycles_of_them_and_messages_ar
 
 
 def test_live_it_is_the_same_on_either_clock() -> None:
-    """On the real clock a message is made within its step's time, so codecs cost nothing there either."""
+    """On the real clock a message is made within its step's time, so codecs cost nothing there either, or what they
+    cost.
+    """
     virtual = a_cell(timing="live")
-    for ring, codec in (("all-reduce", "bf16"), ("all-gather", FIELDS["codec"])):
-        assert a_cell({"exchange": ring, "answer": None}, codec=codec, timing="live").clock == "virtual"
+    for ring, codec in ((REDUCE, "bf16"), (GATHER, FIELDS["codec"])):
+        assert a_cell(ring, codec=codec, timing="live").clock == "virtual"
     real = resolve_cell({**FIELDS, "timing": "live"}, "relay", "it", "real")
-    means = {"clock": "real", "engine": "relay"}
-    assert real == virtual.model_copy(update=means)
-    assert expected_messages(real) == tuple(sorted(expected_messages(real)))
+    assert real == virtual.model_copy(update={"clock": "real", "engine": "relay"})
     sparse, dense = expected_messages(real)
     assert dense > 10 * sparse
-
-
-def test_live_on_the_real_clock_codecs_may_cost_what_they_cost() -> None:
-    cell = a_cell(timing="live", codec_cost="host")
-    assert (cell.codec_cost, cell.clock) == ("host", "real")
+    costly = a_cell(timing="live", codec_cost="host")
+    assert (costly.codec_cost, costly.clock) == ("host", "real")
 
 
 @pytest.mark.parametrize(
@@ -143,8 +145,8 @@ def test_live_on_the_real_clock_codecs_may_cost_what_they_cost() -> None:
     [
         ({"answer": None}, {}, "needs the codec of its server's `answer`"),
         ({"exchange": "all-to-all"}, {}, "a star, and nothing else"),
-        ({"exchange": "all-reduce", "answer": None}, {}, "partial sums are encoded at every hop"),
-        ({"exchange": "all-reduce", "answer": None}, {"codec": "0: fp32; rest: bf16"}, "partial sums"),
+        (REDUCE, {}, "partial sums are encoded at every hop"),
+        (REDUCE, {"codec": "0: fp32; rest: bf16"}, "partial sums"),
         ({}, {"codec": "subspace(8)"}, "goes by activations"),
         ({"answer": "adaptive(5)"}, {}, "what a link carries"),
         ({"local_steps": 4}, {}, "state what is done with that"),
@@ -154,19 +156,11 @@ def test_live_on_the_real_clock_codecs_may_cost_what_they_cost() -> None:
         ({}, {"pipeline": {"stages": 2}}, "leave the pipeline table out"),
         ({}, {"codec_cost": "device"}, "compute names no device"),
         ({}, {"codec_cost": "device", "compute": ON_DEVICE, "codec": "zstd(int8)"}, "it: cannot say what zstd"),
-        (
-            {},
-            {"codec_cost": "device", "timing": "live", "compute": ON_DEVICE},
-            "codec_cost = 'host' or 'zero'; or set timing",
-        ),
+        ({}, {"codec_cost": "device", "timing": "live", "compute": ON_DEVICE}, "codec_cost = 'host' or 'zero'; or set"),
         ({}, {"compute": {"mode": "calibrated"}, "timing": "live"}, "compute.mode = 'paced'"),
         ({}, {"played_steps": 2}, "leave played_steps out"),
-        ({"exchange": "all-gather", "answer": None, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),
-        (
-            {"exchange": "all-gather", "answer": None, "arrivals": {"period_s": 1}, "outer": OUTER},
-            {},
-            "a star's server",
-        ),
+        ({**GATHER, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),
+        ({**GATHER, "arrivals": {"period_s": 1}, "outer": OUTER}, {}, "a star's server"),
         ({}, {"timing": "live", "training": {**FIELDS["training"], "target_loss": 5.0}}, "target_loss"),
         ({}, {"topology": "line"}, "state 'star'"),
         ({"arrivals": {"period_s": 1.5}}, {}, "to what local steps changed"),
@@ -178,8 +172,8 @@ def test_live_on_the_real_clock_codecs_may_cost_what_they_cost() -> None:
         ({"streaming": {"fragments": 2}, "outer": OUTER, "staleness": 2}, {}, "streaming.fragments 2"),
         ({}, {"codec": "7: fp32; rest: bf16"}, "speaks of boundary 7"),
         ({}, {"optimiser": {**FIELDS["optimiser"], "algorithm": "sgd"}}, "state beta2 = 0"),
-        ({"staleness": 1}, {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}, "takes data parallel training"),
-        ({"outer": OUTER}, {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}, "neither data.outer"),
+        ({"staleness": 1}, FROZEN, "takes data parallel training"),
+        ({"outer": OUTER}, FROZEN, "neither data.outer"),
     ],
 )
 def test_what_cannot_be_done_is_refused(data: dict[str, Any], changes: dict[str, Any], says: str) -> None:

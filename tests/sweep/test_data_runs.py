@@ -13,8 +13,8 @@ from testbed import results
 from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.play.replica_steps import replica_step
-from testbed.play.replica_times import node_times, worker_coding_ns
-from testbed.records import Calibration
+from testbed.play.replicas import node_times, worker_coding_ns
+from testbed.records import Calibration, StepRecord, Summary
 from testbed.results import Run
 from tests.commands import Command
 
@@ -55,15 +55,14 @@ arrivals = { period_s = 0.5 }
 outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }"""
 
 
+PACED = 'mode = "paced", forward = "40ms", backward = "80ms", update = "5ms"'
+
+
 def swept(folder: Path, *timings: str, clock: str = "virtual", **fields: Any) -> list[Run]:
     """Return the run of a cell of each timing."""
     folder.mkdir(exist_ok=True)
     stated = {"workload": TEXT, "more": "", "codec": "ef(topk(0.1))", "exchange": 'exchange = "all-to-all"'}
-    stated |= {
-        "cost": "zero",
-        "compute": 'mode = "paced", forward = "40ms", backward = "80ms", update = "5ms"',
-        **fields,
-    }
+    stated |= {"cost": "zero", "compute": PACED, **fields}
     (folder / "sweep.toml").write_text(EXPERIMENT.format(timings=json.dumps(timings), **stated), encoding="utf8")
     with Command.standing(folder, "auto") as command:
         command.finish("sweep", "sweep.toml", "--clock", clock, within_s=590)
@@ -73,21 +72,28 @@ def swept(folder: Path, *timings: str, clock: str = "virtual", **fields: Any) ->
     return sorted(runs, key=lambda run: timings.index(run.cell.timing))
 
 
+def steps_of(run: Run) -> list[list[StepRecord]]:
+    return [run.steps(node) for node in range(run.cell.nodes)]
+
+
+def summary_of(run: Run) -> Summary:
+    assert run.summary is not None
+    return run.summary
+
+
 def losses_of(run: Run) -> list[float | None]:
-    return [step.loss for step in align([run.steps(node) for node in range(run.cell.nodes)])]
+    return [step.loss for step in align(steps_of(run))]
 
 
 @pytest.mark.clock_kernel
 def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> None:
     ring = {"exchange": 'exchange = "all-reduce"', "codec": "bf16"}
     played, live = swept(tmp_path, "played", "live", steps=8, profile="link(20Mbit, 20ms)", **ring)
-    summary = played.summary
-    assert summary is not None
-    assert live.summary is not None
+    summary = summary_of(played)
     assert losses_of(live) == losses_of(played)
-    assert live.summary.step_s == pytest.approx(summary.step_s, rel=0.01)
-    for node in range(live.cell.nodes):  # what its sockets say to have sent is what its interface counted
-        last = live.steps(node)[-1]
+    assert summary_of(live).step_s == pytest.approx(summary.step_s, rel=0.01)
+    for records in steps_of(live):  # what its sockets say to have sent is what its interface counted
+        last = records[-1]
         assert last.counters is not None
         sent = sum(socket.bytes_sent + HEADER_BYTES * socket.segments_out for socket in last.sockets)
         assert last.counters.sent_bytes == pytest.approx(sent, rel=0.005)
@@ -106,13 +112,11 @@ def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tm
     played, live = swept(tmp_path / "first", "played", "live", **means)
     (again,) = swept(tmp_path / "again", "played", **means)
     assert losses_of(live) == losses_of(played)
-    assert played.summary is not None
-    assert live.summary is not None
     assert (again.cell, again.summary) == (played.cell, played.summary)
-    accuracy = played.summary.validation_accuracy
+    accuracy = summary_of(played).validation_accuracy
     assert accuracy is not None
     assert 0 < accuracy < 1
-    assert live.summary.validation_accuracy == accuracy
+    assert summary_of(live).validation_accuracy == accuracy
     frame = testbed.load(tmp_path / "first" / "results" / "first")
     assert set(frame.validation_accuracy) == {accuracy}
     steps = testbed.steps(played.folder)
@@ -137,12 +141,11 @@ def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
             assert action.computed_ns - action.decoded_ns == works_ns
             assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else decode_ns)
             assert action.encoded_ns - action.computed_ns == (encode_ns if action.kind == "L" else 0)
-    assert run.summary is not None
-    assert run.summary.split is not None
-    assert run.summary.split.codec_s > 0
-    assert run.certificates is not None
+    summary = summary_of(run)
+    assert summary.split is not None
+    assert summary.split.codec_s > 0
     assert run.certificates.before is not None
-    judged = replica_step(run.cell, [run.steps(node) for node in range(2)], 0)
+    judged = replica_step(run.cell, steps_of(run), 0)
     assert judged is not None
     assert run.certificates.before.step == judged.said
     stated = node_times(run.cell, costs)
@@ -152,7 +155,7 @@ def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
     worked_ns = sum(stated[0].local_ns) + stated[0].update_ns + coding_ns
     assert worked_ns / 1e9 < judged.seconds
     # One is the longest of windows that all begin together, the other the median of steps that are run in a row.
-    assert judged.seconds == pytest.approx(run.summary.ideal_step_s, rel=0.1)
+    assert judged.seconds == pytest.approx(summary.ideal_step_s, rel=0.1)
     assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
 
 
@@ -163,14 +166,13 @@ def test_live_on_the_real_clock_it_trains_as_without_a_network(workload: str, tm
     live, played = swept(tmp_path, "live", "played", clock="real", **means)
     assert losses_of(live) == losses_of(played)
     sizes = [
-        [frame.payload_bytes for node in range(run.cell.nodes) for r in run.steps(node) for frame in r.sent]
+        [frame.payload_bytes for records in steps_of(run) for record in records for frame in record.sent]
         for run in (live, played)
     ]
     assert sizes[0] == sizes[1]
-    certificates = live.certificates
-    assert certificates is not None
-    assert certificates.before.bound is not None
-    assert certificates.after is not None
+    assert live.certificates.before is not None
+    assert live.certificates.before.bound is not None
+    assert live.certificates.after is not None
 
 
 @pytest.mark.clock_kernel
@@ -184,12 +186,8 @@ def test_live_on_the_real_clock_it_trains_as_without_a_network(workload: str, tm
 )
 def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, workload: str, tmp_path: Path) -> None:
     stated = {"exchange": "", "workload": workload} if "exchange" in more else {}
-    runs = [
-        run
-        for name in ("first", "another")
-        for run in swept(tmp_path / name, "live", steps=8, profile="link(5Mbit, 20ms)", more=more, **stated)
-    ]
-    first, another = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
+    means = {"steps": 8, "profile": "link(5Mbit, 20ms)", "more": more, **stated}
+    first, another = (steps_of(run) for name in ("first", "another") for run in swept(tmp_path / name, "live", **means))
     assert first == another
     if "deco" in more:
         sizes = {frame.frame_bytes for record in first[0] for frame in record.sent}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,23 @@ from typing import Any
 import pytest
 
 from testbed import devices, results
-from testbed.records import Certificate, RunCertificates, Summary
+from testbed.records import Certificate, RunCertificates
 from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import plan
 from testbed.sweep.estimate import Estimator, on_this_machine
+from tests.synthetic import ended
 
 _T4 = devices.load_device("t4")
 
 
 def one(timing: str = "played", **fields: Any) -> Cell:
-    overrides = [
-        f"{name}={value}" for name, value in {"codec": "int8", "profile": "cable", "timing": timing, **fields}.items()
-    ]
+    stated = {"codec": "int8", "profile": "cable", "timing": timing, **fields}
+    overrides = [f"{name}={value}" for name, value in stated.items()]
     return plan.cells(plan.load_experiment("default"), "relay", overrides=overrides)[0]
+
+
+def with_steps(cell: Cell, steps: int) -> Cell:
+    return cell.model_copy(update={"training": cell.training.model_copy(update={"steps": steps})})
 
 
 def paced(cell: Cell, forward_ms: float, **changes: Any) -> Cell:
@@ -44,9 +49,8 @@ def earlier(folder: Path, cell: Cell, seconds: int, step_s: float, status: str =
     )
     results.write_json(run.folder / "certificate.json", RunCertificates(before=None, after=after))
     results.write_json(run.folder / "environment.json", {"taken_at": began.isoformat(timespec="seconds")})
-    empty = {name: None for name, field in Summary.model_fields.items() if field.is_required()}
-    known = {"status": status, "cell_id": cell.id, "engine": "relay", "steps": 1, "measured_steps": 1, "step_s": step_s}
-    results.write_json(run.folder / "summary.json", Summary.model_validate(empty | known))
+    summary = ended(cell, status, steps=1, measured_steps=1, step_s=step_s)
+    results.write_json(run.folder / "summary.json", summary)
 
 
 def estimated(folder: Path, cell: Cell) -> tuple[float, str]:
@@ -62,11 +66,9 @@ def test_earlier_runs_of_the_cell_say_it_best_then_those_over_its_network(tmp_pa
     assert modelled > 0
     earlier(tmp_path, one(codec="fp32"), 130, 2.0)
     assert estimated(tmp_path, cell) == (130, "runs over its network")
-    twice = one(**{"training.steps": 2 * cell.training.steps})
-    assert estimated(tmp_path, twice)[0] == 130 + 2.0 * cell.training.steps
-    earlier(tmp_path, cell, 90, 1.0)
-    earlier(tmp_path, cell, 94, 1.0)
-    earlier(tmp_path, cell, 100, 1.0)
+    assert estimated(tmp_path, with_steps(cell, 2 * cell.training.steps))[0] == 130 + 2.0 * cell.training.steps
+    for seconds in (90, 94, 100):
+        earlier(tmp_path, cell, seconds, 1.0)
     earlier(tmp_path, cell, 5, 1.0, status="failed")
     assert estimated(tmp_path, cell) == (94, "its own runs")
     assert estimated(tmp_path, one(**{"training.seed": 3}))[0] == pytest.approx((90 + 94 + 100) / 3)
@@ -87,38 +89,30 @@ def test_without_knowing_this_machine_only_a_paced_cell_can_be_modelled(tmp_path
 
 def test_a_played_run_costs_its_training_once_and_then_what_no_network_changes(tmp_path: Path) -> None:
     estimator = Estimator(tmp_path, lambda precision: _T4)
-    cells = [
-        one(profile=profile).model_copy(update={"engine": "netem", "clock": "virtual"}) for profile in ("cable", "lte")
-    ]
+    cells = [one(profile=name).model_copy(update={"engine": "netem", "clock": "virtual"}) for name in ("cable", "lte")]
     assert estimator.estimate(cells[0]) == estimator.estimate(cells[1])
-    recipe = recipe_of(cells[0])
-    longer = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 80})})
-    assert 0 < estimator.training_s(recipe) < estimator.training_s(longer)
+    assert 0 < estimator.training_s(recipe_of(cells[0])) < estimator.training_s(recipe_of(with_steps(cells[0], 80)))
 
 
 def step_s(cell: Cell, folder: Path) -> float:
     """What one more step adds."""
-    longer = cell.model_copy(update={"training": cell.training.model_copy(update={"steps": cell.training.steps + 1})})
-    return estimated(folder, longer)[0] - estimated(folder, cell)[0]
+    return estimated(folder, with_steps(cell, cell.training.steps + 1))[0] - estimated(folder, cell)[0]
 
 
 def test_a_paced_step_over_a_link_that_does_not_matter_is_the_schedule(tmp_path: Path) -> None:
-    cell = paced(one(profile="datacenter"), 20)
-    rounds = cell.pipeline.microbatches + cell.pipeline.stages - 1
-    assert step_s(cell, tmp_path) == pytest.approx(rounds * 0.060)
-    assert step_s(paced(one(profile="datacenter"), 20, dilation=3), tmp_path) == pytest.approx(3 * rounds * 0.060)
+    for dilation in (1, 3):
+        cell = paced(one(profile="datacenter"), 20, dilation=dilation)
+        rounds = cell.pipeline.microbatches + cell.pipeline.stages - 1
+        assert step_s(cell, tmp_path) == pytest.approx(dilation * rounds * 0.060)
 
 
 def test_a_step_is_longer_over_a_slower_link_and_with_a_wider_codec(tmp_path: Path) -> None:
-    times = {
-        (profile, codec): step_s(paced(one(profile=profile, codec=codec), 1), tmp_path)
-        for profile in ("datacenter", "consumer-80mbps", "cable")
-        for codec in ("int8", "bf16", "fp32")
-    }
-    for codec in ("int8", "bf16", "fp32"):
-        assert times["datacenter", codec] < times["consumer-80mbps", codec] < times["cable", codec]
-    for profile in ("consumer-80mbps", "cable"):
-        assert times[profile, "int8"] < times[profile, "bf16"] < times[profile, "fp32"]
+    profiles, codecs = ("datacenter", "consumer-80mbps", "cable"), ("int8", "bf16", "fp32")
+    times = [
+        [step_s(paced(one(profile=profile, codec=codec), 1), tmp_path) for codec in codecs] for profile in profiles
+    ]
+    assert all(a < b for one_link in times[1:] for a, b in itertools.pairwise(one_link))
+    assert all(a < b for one_codec in zip(*times, strict=True) for a, b in itertools.pairwise(one_codec))
 
 
 def test_a_paced_cell_that_asks_too_much_is_told_the_dilation_that_it_needs() -> None:

@@ -14,6 +14,7 @@ from testbed.results import Run
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import conduct, live_virtual, plan
 from tests.commands import Command
+from tests.synthetic import pipe, profile
 
 PACED = ["compute.mode=paced", "compute.forward=10ms", "compute.backward=20ms", "compute.update=1ms"]
 LIVE = ["timing=live", "codec_cost=zero"]
@@ -25,24 +26,26 @@ def agenda(folder: Path, *fields: str, clock: Any = "virtual", codec: str = "ada
     return conduct.make_agenda(experiment, "netem", plan.Choice(False, list(fields)), folder, clock=clock)
 
 
-def cell_of(folder: Path, *fields: str) -> Cell:
-    (cell,) = agenda(folder, *LIVE, *PACED, *fields).cells
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    (cell,) = agenda(tmp_path, *LIVE, *PACED).cells
     return cell
 
 
-def test_a_live_cell_whose_codecs_cost_nothing_is_on_the_virtual_clock(tmp_path: Path) -> None:
-    cell = cell_of(tmp_path)
+def test_a_live_cell_whose_codecs_cost_nothing_is_on_the_virtual_clock(cell: Cell) -> None:
     assert (cell.timing, cell.clock, cell.engine, cell.codec_cost) == ("live", "virtual", "netem", "zero")
 
 
-def test_computing_must_take_time_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"computing takes no time.*compute.mode = 'paced'"):
-        agenda(tmp_path, *LIVE)
-
-
-def test_on_the_real_clock_codecs_cannot_cost_nothing(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"codec_cost is 'zero'.*--clock virtual"):
-        agenda(tmp_path, *LIVE, *PACED, clock="real")
+@pytest.mark.parametrize(
+    ("fields", "clock", "says"),
+    [
+        (LIVE, "virtual", r"computing takes no time.*compute.mode = 'paced'"),
+        ([*LIVE, *PACED], "real", r"codec_cost is 'zero'.*--clock virtual"),
+    ],
+)
+def test_what_a_clock_cannot_do_is_refused(tmp_path: Path, fields: list[str], clock: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        agenda(tmp_path, *fields, clock=clock)
 
 
 def test_a_live_cell_is_not_silently_put_on_the_real_clock(tmp_path: Path) -> None:
@@ -53,15 +56,13 @@ def test_a_live_cell_is_not_silently_put_on_the_real_clock(tmp_path: Path) -> No
         sweep._check_clock(asked, "virtual")
 
 
-def test_what_repeats_exactly_is_run_once_and_what_is_drawn_several_times(tmp_path: Path) -> None:
-    plain = cell_of(tmp_path)
-    lossy = plain.profiles[0].model_copy(update={"up": plain.profiles[0].up.model_copy(update={"loss": 0.01})})  # type: ignore[union-attr]
-    assert conduct.wanted_runs(plain, 5) == 1
-    assert conduct.wanted_runs(plain.model_copy(update={"profiles": (lossy,)}), 1) == conduct.LINK_SEEDS
+def test_what_repeats_exactly_is_run_once_and_what_is_drawn_several_times(cell: Cell) -> None:
+    lossy = profile(up=pipe(10**7, 10**7, loss=0.01))
+    assert conduct.wanted_runs(cell, 5) == 1
+    assert conduct.wanted_runs(cell.model_copy(update={"profiles": (lossy,)}), 1) == conduct.LINK_SEEDS
 
 
-def test_memory_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = cell_of(tmp_path)
+def test_memory_is_checked_first(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = live_virtual.guest_memory(cell)
     assert asked > predict_memory(recipe_of(cell))
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked)

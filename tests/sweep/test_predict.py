@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,6 @@ from testbed.sweep import predict
 from testbed.vm import find_clock_kernel
 from tests.play.test_trace_commands import run_command
 
-JOB = {
-    "model": "gpt2",
-    "device": "rtx-3090",
-    "precision": "bf16",
-    "sequence_length": 128,
-    "sequences": 2,
-    "microbatches": 3,
-    "stages": 2,
-    "schedule": "1f1b",
-    "codec": "int8",
-}
 FILE = """
 question = "?"
 [cell]
@@ -58,12 +48,13 @@ quick.cell.stages = 2
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    (tmp_path / "mine").mkdir()
-    path = tmp_path / "mine" / predict.FILE
-    path.write_text(FILE)
-    return str(path)
+JOB = {**tomllib.loads(FILE)["cell"], "sequences": 2, "stages": 2, "schedule": "1f1b"}
+
+
+def planned_of(folder: Path, text: str = FILE, *, quick: bool = False) -> list[predict.Planned]:
+    """The cells of a file with this text."""
+    (path := folder / predict.FILE).write_text(text)
+    return predict.plan_cells(str(path), quick=quick)
 
 
 def test_a_shape_is_what_flops_bytes_and_the_codec_say() -> None:
@@ -92,10 +83,8 @@ def test_a_message_is_as_long_as_the_codec_makes_it(text: str, shape: tuple[int,
     ways: tuple[Direction, ...] = ("forward", "backward")
     made = [len(make(text, Context(0, 0, way)).encode(x, key)) for way in ways]
     framing = FRAMING_BYTES * len([*parse_codec(text).parts()])
-    assert all(0 <= long - said <= framing for long, said in zip(made, codec_bytes(text, shape), strict=True)), (
-        made,
-        codec_bytes(text, shape),
-    )
+    said = codec_bytes(text, shape)
+    assert all(0 <= long - short <= framing for long, short in zip(made, said, strict=True)), (made, said)
 
 
 def test_a_stated_payload_counts_per_token() -> None:
@@ -121,8 +110,8 @@ def test_what_makes_no_job_is_refused_with_its_place(change: dict[str, object], 
         resolve_shape(JOB | change, "it")
 
 
-def test_a_file_makes_the_cells_of_its_grids(file: str) -> None:
-    planned = predict.plan_cells(file)
+def test_a_file_makes_the_cells_of_its_grids(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path)
     assert [each.grid for each in planned] == ["one"] * 4 + ["two"] * 2
     assert len({each.cell.id for each in planned}) == 6
     fp32, blocking = planned[0].cell.shape, planned[1].cell.shape
@@ -132,43 +121,40 @@ def test_a_file_makes_the_cells_of_its_grids(file: str) -> None:
     assert len(drawn) == 2
     assert all(60_000_000 <= profile.up.rate_bps <= 350_000_000 for profile in drawn if profile.up)
     assert drawn == planned[-2].cell.profiles
-    assert [each.grid for each in predict.plan_cells(file, quick=True)] == ["two"] * 2
+    assert [each.grid for each in planned_of(tmp_path, quick=True)] == ["two"] * 2
 
 
-def test_a_cell_is_the_same_under_another_name_and_another_where_a_number_differs(file: str) -> None:
-    ids = [each.cell.id for each in predict.plan_cells(file)]
-    path = Path(file)
-    path.write_text(FILE.replace("grid.one", "grid.first").replace("microbatches = 4", "microbatches = 5"))
-    again = [each.cell.id for each in predict.plan_cells(file)]
+def test_a_cell_is_the_same_under_another_name_and_another_where_a_number_differs(tmp_path: Path) -> None:
+    changed = FILE.replace("grid.one", "grid.first").replace("microbatches = 4", "microbatches = 5")
+    ids, again = ([each.cell.id for each in planned_of(tmp_path, text)] for text in (FILE, changed))
     assert again[:5] == ids[:5]
     assert again[5] != ids[5]
 
 
-def test_unknown_keys_are_named(file: str) -> None:
-    path = Path(file)
-    path.write_text(FILE.replace("[grid.two]", "[grids.two]"))
-    with pytest.raises(UnknownNameError, match="grids"):
-        predict.plan_cells(file)
-    path.write_text(FILE.replace('question = "?"\n[cell]', '[cell]\nparallelism = "tensor"'))
-    with pytest.raises(UnknownNameError, match="tensor"):
-        predict.plan_cells(file)
-    path.write_text(FILE.replace("cell.play", "cell.plays"))
-    with pytest.raises(SpecError, match="plays"):
-        predict.plan_cells(file)
+SCENARIO = FILE.split("[grid.one]")[0].replace('device = "rtx-3090"\n', "").replace("stages = 3\n", "")
+SCENARIO += 'parallelism = "hybrid"\nscenario = "community"\nbits = 1\n{}[grid.one]\n'
+SCENARIO += "variants = [{{ replicas = [3] }}, {{ replicas = [1, 2] }}]\n"
 
 
-def test_a_hybrid_s_links_are_those_of_its_scenario(file: str) -> None:
-    path = Path(file)
-    cell = FILE.split("[grid.one]")[0].replace('device = "rtx-3090"\n', "").replace("stages = 3\n", "")
-    cell += 'parallelism = "hybrid"\nscenario = "community"\nbits = 1\n'
-    path.write_text(cell + "[grid.one]\nvariants = [{ replicas = [3] }, { replicas = [1, 2] }]\n")
-    one, two = (each.cell for each in predict.plan_cells(file))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (FILE.replace("[grid.two]", "[grids.two]"), "grids"),
+        (FILE.replace("[cell]", '[cell]\nparallelism = "tensor"'), "tensor"),
+        (FILE.replace("cell.play", "cell.plays"), "plays"),
+        (SCENARIO.format('links = "datacenter"\n'), "links are those of the scenario"),
+    ],
+)
+def test_a_slip_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises((SpecError, UnknownNameError), match=said):
+        planned_of(tmp_path, text)
+
+
+def test_a_hybrid_s_links_are_those_of_its_scenario(tmp_path: Path) -> None:
+    one, two = (each.cell for each in planned_of(tmp_path, SCENARIO.format("")))
     assert one.shape.nodes == 3
     assert (two.shape.nodes, len(two.profiles)) == (4, 4)
     assert two.topology == "star"
-    path.write_text(cell + 'links = "datacenter"\n[grid.one]\nvariants = [{ replicas = [3] }]\n')
-    with pytest.raises(SpecError, match="links are those of the scenario"):
-        predict.plan_cells(file)
 
 
 def test_every_shipped_file_makes_cells() -> None:
@@ -179,11 +165,11 @@ def test_every_shipped_file_makes_cells() -> None:
 
 @pytest.mark.slow
 @pytest.mark.clock_kernel
-def test_what_is_played_is_near_its_ideal_and_is_played_once(file: str, tmp_path: Path) -> None:
+def test_what_is_played_is_near_its_ideal_and_is_played_once(tmp_path: Path) -> None:
     """Nothing else is on the links: what is left above the ideal is TCP's."""
     kernel = find_clock_kernel()
     assert kernel is not None
-    planned, said = predict.plan_cells(file), list[str]()
+    planned, said = planned_of(tmp_path), list[str]()
     predict.play_missing(planned, tmp_path / "results", kernel, say=said.append)
     assert said[0] == "6 cells are missing"
     frame = predict.predictions(planned, tmp_path / "results")
@@ -219,11 +205,10 @@ variants = [{ steps = 14 }, { steps = 40 }]
 @pytest.mark.clock_kernel
 def test_steps_that_neither_repeat_nor_settle_are_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TCP's windows still grow in the first steps: their mean is more than what a step takes."""
-    (path := tmp_path / predict.FILE).write_text(OVERLAPPED)
+    planned = planned_of(tmp_path, OVERLAPPED)
     monkeypatch.setenv("COLUMNS", "200")
-    said = run_command("predict", path, "--results", tmp_path / "results")
-    folder = tmp_path / "results" / tmp_path.name
-    few, many = predict.predictions(predict.plan_cells(str(path)), folder).itertuples()
+    said = run_command("predict", tmp_path / predict.FILE, "--results", tmp_path / "results")
+    few, many = predict.predictions(planned, tmp_path / "results" / tmp_path.name).itertuples()
     assert (few.repeats, few.unsettled, many.repeats, many.unsettled) == (False, True, True, False)
     assert few.step_s > 1.02 * many.step_s
     assert many.step_s == pytest.approx(many.ideal_s, rel=0.01)

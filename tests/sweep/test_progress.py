@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -33,20 +32,10 @@ def sample(at_s: float, up_bytes: int, down_bytes: int = 0) -> Sample:
     return Sample(at_ns=round(at_s * 1e9), links=links, sockets=())  # type: ignore[arg-type]
 
 
-def plain() -> tuple[Console, io.StringIO]:
-    text = io.StringIO()
-    return Console(file=text, width=130), text
-
-
 def shown(watch: SweepProgress, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(draw_progress(watch, height))
     return console.export_text().splitlines()
-
-
-def paced(dilation: int) -> Cell:
-    compute = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated", dilation=dilation)
-    return cell().model_copy(update={"compute": compute})
 
 
 def test_a_rate_is_what_a_link_carried_in_the_time_between() -> None:
@@ -59,8 +48,9 @@ def test_a_rate_is_what_a_link_carried_in_the_time_between() -> None:
 
 @pytest.mark.parametrize("dilation", [1, 4])
 def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
-    one = paced(dilation)
-    watch = SweepProgress(plain()[0], [one])
+    compute = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated", dilation=dilation)
+    one = cell(compute=compute)
+    watch = SweepProgress(Console(file=io.StringIO()), [one])
     watch.begin(one)
     watch.step(StepDone(step=0, loss=2.5, seconds=4.0, tokens=1000))
     watch.carried(sample(1, 0))
@@ -73,13 +63,13 @@ def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
 
 
 def test_every_run_leaves_one_plain_line() -> None:
-    console, text = plain()
+    text = io.StringIO()
+    console = Console(file=text, width=130)
     cells = [cell("fp32"), cell("int8"), cell("bf16")]
     with SweepProgress(console, cells) as watch:
-        watch.begin(cells[0])
-        watch.end(cells[0], summary(cells[0]))
-        watch.begin(cells[1])
-        watch.end(cells[1], summary(cells[1], "failed"))
+        for one, status in zip(cells, ("ok", "failed"), strict=False):
+            watch.begin(one)
+            watch.end(one, summary(one, status))
         watch.begin(cells[2])
         watch.leave_out("it has failed before")
     first, second, third = text.getvalue().splitlines()
@@ -90,18 +80,18 @@ def test_every_run_leaves_one_plain_line() -> None:
 
 def test_time_left_is_that_of_the_runs_to_come() -> None:
     cells = [cell("fp32"), cell("int8")]
-    watch = SweepProgress(plain()[0], cells, {cells[0].id: 100.0, cells[1].id: 50.0})
+    watch = SweepProgress(Console(file=io.StringIO()), cells, {cells[0].id: 100.0, cells[1].id: 50.0})
     assert watch.left_s() == 150
     watch.begin(cells[0])
     assert watch.left_s() == pytest.approx(150, abs=5)
     watch.end(cells[0], summary(cells[0]))
     assert watch.left_s() == pytest.approx(0, abs=5)  # as long as the one that was just seen over this network
-    assert SweepProgress(plain()[0], cells).left_s() == 0
+    assert SweepProgress(Console(file=io.StringIO()), cells).left_s() == 0
 
 
 def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
     cells = [cell(codec, steps=8 + index) for index in range(30) for codec in ("fp32", "int8")]
-    watch = SweepProgress(plain()[0], cells)
+    watch = SweepProgress(Console(file=io.StringIO()), cells)
     for one in cells[:40]:
         watch.begin(one)
         watch.end(one, summary(one))
@@ -122,7 +112,7 @@ def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
     assert "ok" in ended
 
 
-def test_a_terminal_gets_the_picture_and_keeps_the_lines(tmp_path: Path) -> None:
+def test_a_terminal_gets_the_picture_and_keeps_the_lines() -> None:
     text = io.StringIO()
     console = Console(file=text, width=120, height=20, force_terminal=True)
     one = cell()

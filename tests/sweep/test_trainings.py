@@ -27,19 +27,10 @@ VOCABULARY = 96
 
 
 def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, **workload: Any) -> Recipe:
+    text = {"text": "none", "sequence_length": 16, "batch_size": 4, "validation_batches": 2, **workload}
     return Recipe(
         codec=codec,
-        workload=TextSpec(
-            **{
-                "family": model.partition("-")[0],
-                "model": model,
-                "text": "none",
-                "sequence_length": 16,
-                "batch_size": 4,
-                "validation_batches": 2,
-                **workload,
-            }
-        ),
+        workload=TextSpec(family=model.partition("-")[0], model=model, **text),
         pipeline=PipelineSpec(stages=2, microbatches=2, schedule="1f1b", in_flight=2),
         optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
         training=TrainingSpec(steps=steps, warmup_steps=1, seed=3, evaluate_every=0),
@@ -48,12 +39,10 @@ def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, *
 
 class Heard:
     def __init__(self) -> None:
-        self.notes: list[str] = []
         self.messages: list[tuple[str, StepDone | EvaluationDone]] = []
         self.ended: dict[str, TestbedError | None] = {}
 
-    def note(self, message: str) -> None:
-        self.notes.append(message)
+    def note(self, message: str) -> None: ...
 
     def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
         self.messages.append((recipe.id, message))

@@ -185,18 +185,6 @@ def test_a_machine_without_apt(cache: Path) -> None:
         build.build_kernel(cache / "kernel")
 
 
-@pytest.mark.parametrize(
-    ("names", "newest"),
-    [
-        (["linux-source-6.9", "linux-source-6.19", "linux-source"], ["linux-source-6.19"]),
-        (["linux-source-6.19", "linux-source-7", "linux-source-7.0.1-rt"], ["linux-source-7"]),
-        ([], []),
-    ],
-)
-def test_the_newest_source_is_chosen(names: list[str], newest: list[str]) -> None:
-    assert build.newest_source(names) == newest
-
-
 Vm = Callable[..., tuple[int, str]]
 
 

@@ -32,7 +32,7 @@ esac
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, text in (("apt-get", APT), ("apt-cache", "#!/bin/sh\necho linux-source")):
+    for name, text in (("apt-get", APT), ("apt-cache", "#!/bin/sh\necho linux-source-7.2")):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     (tmp_path / "listing").write_text(LISTING)
@@ -49,7 +49,7 @@ def test_mirrors_are_those_of_the_machine_without_security_updates() -> None:
 
 def test_the_second_suite_and_the_second_mirror_are_tried(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAS", "other.example/tools sid")
-    assert debian.download(work, "linux-source", list) == [work / "debs" / "linux-source.deb"]
+    assert debian.download(work) == work / "debs" / "linux-source.deb"
     assert (work.parent / "calls").read_text().count("download") == 4
 
 
@@ -58,4 +58,16 @@ def test_packages_that_no_mirror_has(work: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         GuestKernelError, match=r"(?s)linux-source.*Vagrant.*mirror\.example/debian sid: .*E: no such package"
     ):
-        debian.download(work, "linux-source", list)
+        debian.download(work)
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["linux-source-6.9", "linux-source-6.19", "linux-source"], "linux-source-6.19"),
+        (["linux-source-6.19", "linux-source-7", "linux-source-7.0.1-rt"], "linux-source-7"),
+        ([], None),
+    ],
+)
+def test_the_newest_source_is_chosen(names: list[str], newest: str | None) -> None:
+    assert debian.newest_source(names) == newest

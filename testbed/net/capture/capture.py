@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
+from testbed.closing import Closing
 from testbed.errors import LabError, SpecError
 from testbed.process import Child
 
@@ -25,7 +25,7 @@ class CapturePoint(NamedTuple):
     device: str
 
 
-class Capture:
+class Capture(Closing):
     """A running capture, started from the main thread; a context manager that ends it."""
 
     story: str
@@ -62,11 +62,3 @@ class Capture:
             self.story = f"the capture {self._path.name} ended too early"
         finally:
             self._process.close()
-
-    def __enter__(self) -> Capture:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -27,11 +27,6 @@ class Transit(NamedTuple):
     """1st, 50th and 99th percentile of the time from end to end."""
 
 
-class _Seen(NamedTuple):
-    at_ns: int
-    key: bytes
-
-
 def _key(content: bytes) -> bytes | None:
     """Return the bytes that stay the same from end to end and differ from packet to packet; None: not IPv4."""
     if len(content) < 20 or content[0] >> 4 != 4:
@@ -42,16 +37,16 @@ def _key(content: bytes) -> bytes | None:
     return bytes(masked)
 
 
-def _read_packets(path: Path) -> dict[str, list[_Seen]]:
-    """Read every IPv4 packet, by the interface's name."""
-    seen: dict[str, list[_Seen]] = {}
+def _read_packets(path: Path) -> dict[str, dict[bytes, int]]:
+    """Return when every IPv4 packet was first seen, by the interface's name."""
+    seen: dict[str, dict[bytes, int]] = {}
     with RawPcapNgReader(str(path)) as reader:
         for content, about in reader:
             name = about.ifname.decode() if isinstance(about.ifname, bytes) else about.ifname
             skip = _ETHERNET_BYTES if about.linktype == LINKTYPE_ETHERNET else 0
             at_ns = round(((about.tshigh << 32) + about.tslow) * 1e9 / about.tsresol)
             if (key := _key(content[skip:])) is not None:
-                seen.setdefault(name, []).append(_Seen(at_ns, key))
+                seen.setdefault(name, {}).setdefault(key, at_ns)
     return seen
 
 
@@ -68,7 +63,7 @@ def transits(path: Path) -> list[Transit]:
         far = next((name for name in far_names if name.startswith(f"{link} ")), far_names[0] if far_names else None)
         if far is None:
             continue
-        at_near, at_far = _first(seen[near]), _first(seen[far])
+        at_near, at_far = seen[near], seen[far]
         both = at_near.keys() & at_far.keys()
         gone_up = {key for key in at_near if key not in at_far or at_near[key] <= at_far[key]}
         up = [at_far[key] - at_near[key] for key in both if key in gone_up]
@@ -77,13 +72,6 @@ def transits(path: Path) -> list[Transit]:
         if len(far_names) == len(seen) - len(far_names):  # what left a shared end may have gone down another link
             links.append(_transit(f"{link} down", len(at_far) - len(up), down))
     return links
-
-
-def _first(packets: list[_Seen]) -> dict[bytes, int]:
-    first: dict[bytes, int] = {}
-    for packet in packets:
-        first.setdefault(packet.key, packet.at_ns)
-    return first
 
 
 def _transit(name: str, sent: int, transit_ns: list[int]) -> Transit:

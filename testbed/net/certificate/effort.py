@@ -99,15 +99,11 @@ def _shape(pipe: Pipe | None, profile: LinkProfile, engine: Engine) -> Direction
     )
 
 
-def _pipes(profile: LinkProfile) -> list[Pipe]:
-    return [pipe for pipe in (profile.up, profile.down) if pipe]
-
-
 def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
     """Return the rate that TCP reaches: with loss and a control that backs off, no more than sqrt(3/2p) packets per
     round trip (Mathis et al., 1997).
     """
-    round_trip_s = sum(p.delay_ns for p in _pipes(profile)) / 1e9
+    round_trip_s = profile.round_trip_ns / 1e9
     if not pipe.mean_loss or profile.congestion_control == "bbr" or not round_trip_s:
         return pipe.rate_bps
     return min(pipe.rate_bps, (profile.mtu - TCP_HEADER_BYTES) * 8 * math.sqrt(1.5 / pipe.mean_loss) / round_trip_s)
@@ -132,11 +128,8 @@ def _sizes(
 def _light_s(profile: LinkProfile, engine: Engine, effort: FormEffort) -> float:
     """Return the time that shows the loss, and the length of its bursts, to a tenth, within what the form spends."""
     least, most = effort.light_s
-    wanted = [least]
-    for pipe in _pipes(profile):
-        if pipe.loss:
-            wanted.append(packets_for_a_tenth(pipe.loss) / _light_pps(pipe, profile, engine))
-    return min(most, max(wanted))
+    wanted = [packets_for_a_tenth(p.loss) / _light_pps(p, profile, engine) for p in profile.pipes if p.loss]
+    return min(most, max([least, *wanted]))
 
 
 def plan(
@@ -148,8 +141,7 @@ def plan(
 ) -> ProbeJob:
     """Decide what the probe does on one link."""
     effort, profile = _FORMS[form], link.profile
-    pipes = _pipes(profile)
-    round_trip_s = sum(pipe.delay_ns for pipe in pipes) / 1e9
+    pipes, round_trip_s = profile.pipes, profile.round_trip_ns / 1e9
     slowest_bps = min((pipe.rate_bps for pipe in pipes), default=10**9)
     # Far enough apart that neither jitter nor the wire lets one echo wait for another.
     spacing_s = max(0.005, 4 * 8 * ECHO_BYTES / slowest_bps, 2.2e-9 * sum(pipe.jitter_ns for pipe in pipes))
@@ -184,7 +176,7 @@ def plan(
 def follow_s(profile: LinkProfile) -> float:
     """Return the time for which a varying link is followed: one of its periods, within a bound."""
     periods = []
-    for pipe in _pipes(profile):
+    for pipe in profile.pipes:
         if pipe.trace:
             periods.append(pipe.trace.length_ms * pipe.trace.stretch / 1000)
         elif pipe.schedule:

@@ -22,7 +22,7 @@ def delay_ms(profile: LinkProfile, pipe: Pipe, packet_bytes: int) -> float:
 
 def rtt_ms(profile: LinkProfile, packet_bytes: int) -> float:
     """Return the round trip on an idle link of an IP packet that is answered by one of its size."""
-    return sum(delay_ms(profile, pipe, packet_bytes) for pipe in (profile.up, profile.down) if pipe)
+    return sum(delay_ms(profile, pipe, packet_bytes) for pipe in profile.pipes)
 
 
 def message_ms(profile: LinkProfile, pipe: Pipe, size: int, packet_payload_bytes: int) -> float:
@@ -41,7 +41,7 @@ def outgrown(profile: LinkProfile, pipe: Pipe) -> bool:
     """Tell whether a congestion control that backs off at losses must keep more under way than the buffer takes at
     once: then the control, not the link, decides how long a message takes.
     """
-    product_bytes = pipe.rate_bps * sum(p.delay_ns for p in (profile.up, profile.down) if p) / 8e9
+    product_bytes = pipe.rate_bps * profile.round_trip_ns / 8e9
     return profile.congestion_control != "bbr" and pipe.buffer_bytes < product_bytes
 
 

@@ -13,7 +13,7 @@ from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.net.certificate import expect
 from testbed.net.certificate.trains import DELAY_TOLERANCE, DELAY_TOLERANCE_MS, overload, schedule, small_packets
 from testbed.net.certificate.verdict import Comparison, Fitness
-from testbed.net.probe.readings import Readings
+from testbed.net.probe.readings import BulkTransfer, Readings
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Measurement
 
@@ -47,7 +47,6 @@ def _comparisons(profile: LinkProfile, readings: Readings) -> Iterator[Compariso
 
 
 def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
-    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
     faults = []
     if "echo" not in readings.faults:
         if not readings.full_packet_passed:
@@ -55,27 +54,25 @@ def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
         if not readings.bigger_packet_refused:
             faults.append(f"a packet of {profile.mtu + 1} bytes was not refused")
     missing = readings.echoes - len(readings.rtt_ns)
-    if missing and readings.rtt_ns and not any(pipe.loss for pipe in pipes):
+    if missing and readings.rtt_ns and not any(pipe.loss for pipe in profile.pipes):
         faults.append(f"{missing} of {readings.echoes} echoes were lost on a link without loss")
     expected = expect.rtt_ms(profile, readings.echo_bytes) if profile.shaped else None
     tolerance, chance = None, 0.0
     if expected is not None and readings.rtt_ns:
-        jitter_ms = sum(pipe.jitter_ns for pipe in pipes) / 1e6
+        jitter_ms = sum(pipe.jitter_ns for pipe in profile.pipes) / 1e6
         chance = expect.middle_deviation(jitter_ms, len(readings.rtt_ns))
         tolerance = max(DELAY_TOLERANCE_MS, DELAY_TOLERANCE * expected) + chance
     return Comparison(
         quantity="rtt",
         direction="both",
-        unit="ms",
         detail=f"{readings.echo_bytes} bytes, idle",
         expected=expected,
         measured=median(readings.rtt_ns) / 1e6 if readings.rtt_ns else None,
         tolerance=tolerance,
         chance=chance,
         samples=len(readings.rtt_ns),
-        phase="echo",
         faults=tuple(faults),
-        remarks=("unshaped",) if not profile.shaped else (),
+        remark="" if profile.shaped else "unshaped",
     )
 
 
@@ -85,29 +82,19 @@ def _stream(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: 
     for size in sizes:
         yield _message(profile, readings, way, pipe, size)
     if not sizes and "stream" in readings.faults:
-        yield Comparison(
-            quantity="message",
-            direction=way,
-            unit="ms",
-            expected=None,
-            measured=None,
-            tolerance=None,
-            samples=0,
-            phase="stream",
-        )
+        yield Comparison(quantity="message", direction=way)
     for bulk in readings.bulk:
         if bulk.way == way and bulk.span_ns:
-            yield _goodput(profile, readings, way, pipe, bulk.size * 8e9 / bulk.span_ns, bulk.span_ns / 1e9)
+            yield _goodput(profile, readings, pipe, bulk)
 
 
 def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:
     """Say why TCP's time is not the link's alone; None where it is. Acknowledgements use the other pipe."""
-    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
-    if any(pipe.loss for pipe in pipes):
+    if any(pipe.loss for pipe in profile.pipes):
         return "retransmission"
-    if any(pipe.reorder or pipe.jitter_reorders for pipe in pipes):
+    if any(pipe.reorder or pipe.jitter_reorders for pipe in profile.pipes):
         return "what TCP makes of reordered packets"
-    if any(pipe.duplicate for pipe in pipes):
+    if any(pipe.duplicate for pipe in profile.pipes):
         return "what TCP makes of copies"
     if expect.outgrown(profile, pipe):
         return f"what {profile.congestion_control} makes of a buffer smaller than rate times round trip"
@@ -116,23 +103,19 @@ def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:
 
 def _message(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe | None, size: int) -> Comparison:
     messages = [message for message in readings.messages if message.way == way and message.size == size]
-    expected = tolerance = None
-    remarks: list[str] = []
-    excuses: list[str] = []
-    if pipe is None:
-        remarks.append("unshaped")
-    else:
+    expected = tolerance = reason = None
+    jitter_ms, excuses = 0.0, []
+    if pipe is not None:
         expected = expect.message_ms(profile, pipe, size, readings.packet_payload_bytes)
         # Jitter holds the first packets up, and with them the wire; the rest follows at the rate.
-        tolerance = max(_MESSAGE_TOLERANCE_MS, _MESSAGE_TOLERANCE * expected) + 2 * pipe.jitter_ns / 1e6
-        if reason := _left_to_tcp(profile, pipe):
-            tolerance = None
-            remarks.append(f"information: {reason} is part of the link that was asked for")
-        elif profile.slow_start_after_idle and profile.congestion_control != "bbr":
-            tolerance = None
-            remarks.append("information: slow start after idle is part of the link that was asked for")
+        jitter_ms = 2 * pipe.jitter_ns / 1e6
+        reason = _left_to_tcp(profile, pipe)
+        if reason is None and profile.slow_start_after_idle and profile.congestion_control != "bbr":
+            reason = "slow start after idle"
+        if reason is None:
+            tolerance = max(_MESSAGE_TOLERANCE_MS, _MESSAGE_TOLERANCE * expected) + jitter_ms
         # Both directions' delays count: acknowledgements free the window.
-        needed = pipe.rate_bps * sum(p.delay_ns for p in (profile.up, profile.down) if p) / 8e9
+        needed = pipe.rate_bps * profile.round_trip_ns / 8e9
         if (window := readings.window_bytes.get(way, 0)) < needed:
             excuses.append(f"the congestion window stayed at {window} bytes, the link needs {needed:.0f}")
         if retransmits := sum(message.retransmits for message in messages):
@@ -140,38 +123,36 @@ def _message(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
     return Comparison(
         quantity="message",
         direction=way,
-        unit="ms",
         detail=f"{size} bytes after idle, {profile.congestion_control}",
         expected=expected,
         measured=median(message.elapsed_ns for message in messages) / 1e6,
         tolerance=tolerance,
-        chance=0.0 if pipe is None else 2 * pipe.jitter_ns / 1e6,
+        chance=jitter_ms,
         samples=len(messages),
-        phase="stream",
-        remarks=tuple(remarks),
+        remark=_remark(pipe, reason),
         excuses=tuple(excuses),
     )
 
 
-def _goodput(
-    profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe | None, measured_bps: float, seconds: float
-) -> Comparison:
-    expected = tolerance = None
-    remarks: tuple[str, ...] = ("unshaped",)
+def _goodput(profile: LinkProfile, readings: Readings, pipe: Pipe | None, bulk: BulkTransfer) -> Comparison:
+    expected = tolerance = reason = None
     if pipe is not None:
         expected = expect.goodput_bps(profile, pipe, readings.packet_payload_bytes)
-        reason = _left_to_tcp(profile, pipe)
-        tolerance = _GOODPUT_TOLERANCE * expected if reason is None else None
-        remarks = (f"information: {reason} is part of the link that was asked for",) if reason else ()
+        if (reason := _left_to_tcp(profile, pipe)) is None:
+            tolerance = _GOODPUT_TOLERANCE * expected
     return Comparison(
         quantity="goodput",
-        direction=way,
-        unit="bit/s",
-        detail=f"TCP {profile.congestion_control} over {seconds:.1f} s",
+        direction=bulk.way,
+        detail=f"TCP {profile.congestion_control} over {bulk.span_ns / 1e9:.1f} s",
         expected=expected,
-        measured=measured_bps,
+        measured=bulk.size * 8e9 / bulk.span_ns,
         tolerance=tolerance,
         samples=1,
-        phase="stream",
-        remarks=remarks,
+        remark=_remark(pipe, reason),
     )
+
+
+def _remark(pipe: Pipe | None, reason: str | None) -> str:
+    if pipe is None:
+        return "unshaped"
+    return f"information: {reason} is part of the link that was asked for" if reason else ""

@@ -7,33 +7,36 @@ and stolen CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from testbed.directions import EitherOrBoth
 from testbed.net.probe.readings import Readings
-from testbed.records import Measurement
+from testbed.records import Measurement, Quantity
 
 CONTENTION = "CPU contention, not the network"
 LATENESS_TOLERANCE_MS = 1.0
 _STOLEN_TOLERANCE = 0.01
 
 
-Quantity = Literal[
-    "rtt",
-    "delay",
-    "rate",
-    "message",
-    "goodput",
-    "queue",
-    "loss",
-    "burst",
-    "jitter",
-    "reordered",
-    "duplicated",
-    "schedule",
-]
+Phase = Literal["echo", "stream", "datagrams"]
+"""A part of the probe."""
+_MEASURED_AS: Mapping[Quantity, tuple[str, Phase]] = {
+    "rtt": ("ms", "echo"),
+    "message": ("ms", "stream"),
+    "goodput": ("bit/s", "stream"),
+    "delay": ("ms", "datagrams"),
+    "jitter": ("ms", "datagrams"),
+    "loss": ("share", "datagrams"),
+    "burst": ("packets", "datagrams"),
+    "reordered": ("share", "datagrams"),
+    "duplicated": ("share", "datagrams"),
+    "rate": ("bit/s", "datagrams"),
+    "queue": ("ms", "datagrams"),
+    "schedule": ("bytes", "datagrams"),
+}
+"""The unit of a quantity, and the phase that measures it: its fault is the reason when there is no number."""
 
 
 class Lateness(NamedTuple):
@@ -117,29 +120,27 @@ class Comparison:
 
     quantity: Quantity
     direction: EitherOrBoth
-    unit: str
     detail: str = ""
-    expected: float | None
-    measured: float | None
-    tolerance: float | None
+    expected: float | None = None
+    measured: float | None = None
+    tolerance: float | None = None
     chance: float = 0.0
     """The part of the tolerance that chance explains, see `Measurement.chance`."""
-    samples: int
-    phase: Literal["echo", "stream", "datagrams"]
-    """The part of the probe that measures it: its fault is the reason when there is no number."""
+    samples: int = 0
     faults: tuple[str, ...] = ()
     """Reasons to fail whatever the number is."""
-    remarks: tuple[str, ...] = ()
+    remark: str = ""
     """Told in either case."""
     excuses: tuple[str, ...] = ()
     """What may explain a number out of tolerance."""
 
     def judged(self, readings: Readings, fitness: Fitness) -> Measurement:
         """Pass or fail it. `readings` are those that it was drawn from; `fitness` tells whose fault a slow link is."""
+        unit, phase = _MEASURED_AS[self.quantity]
         faults = self.faults
         broken = bool(faults) or self.measured is None
         if self.measured is None:
-            faults = (*faults, readings.faults.get(self.phase, "nothing arrived"))
+            faults = (*faults, readings.faults.get(phase, "nothing arrived"))
         elif (
             self.expected is not None
             and self.tolerance is not None
@@ -151,7 +152,7 @@ class Comparison:
             direction=self.direction,
             quantity=self.quantity,
             detail=self.detail,
-            unit=self.unit,
+            unit=unit,
             expected=self.expected,
             measured=self.measured,
             tolerance=self.tolerance,
@@ -159,7 +160,7 @@ class Comparison:
             samples=self.samples,
             fault=broken,
             verdict="FAIL" if faults else "PASS",
-            note="; ".join((*faults, *self.remarks)),
+            note="; ".join(filter(None, (*faults, self.remark))),
         )
 
 

@@ -10,8 +10,8 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, LabError
 
 NEW_NETWORK, NEW_USER = 0x40000000, 0x10000000
@@ -40,7 +40,7 @@ def _open_current() -> int:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
-class Namespace:
+class Namespace(Closing):
     """A network namespace; a context manager that lets go of it."""
 
     def __init__(self, name: str) -> None:
@@ -83,11 +83,3 @@ class Namespace:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Namespace:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

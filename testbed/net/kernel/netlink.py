@@ -1,6 +1,7 @@
 """Configure one network namespace through a netlink socket inside it: devices, addresses, routes, neighbours, qdiscs.
 
-rtnetlink.py packs the requests and reads the answers; this sends many at once, and says what was refused, and why.
+pyroute2 packs the requests and rtnetlink.py reads the answers; this says what is asked for, sends many requests at
+once, and says what was refused, and why.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import NamedTuple
 
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, LabError
 from testbed.net.kernel import messages, rtnetlink
 from testbed.net.kernel.namespace import Namespace
@@ -23,6 +29,10 @@ __all__ = ["HeldRoute", "Netlink", "NetworkDevice", "Qdisc", "dump_answers"]
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _AT_ONCE = 64  # a socket's receive buffer surely holds that many acknowledgements
 _LARGEST_ANSWER = 1 << 17
+_NEW = rtnetlink.CREATE | rtnetlink.EXCLUSIVE
+_SKIP_STATISTICS = 8
+_PERMANENT, _ONLINK = 0x80, 4
+_BY_ADMINISTRATOR, _UNICAST, _SCOPE_LINK, _SCOPE_GLOBAL = 4, 1, 253, 0
 
 
 def dump_answers(sock: socket.socket, sequence: int) -> Iterator[tuple[int, int, bytes]]:
@@ -46,7 +56,7 @@ class _Step(NamedTuple):
     """What this kernel lacks when it answers ENOENT; None: then something else is missing."""
 
 
-class Netlink:
+class Netlink(Closing):
     """One namespace's network configuration; a context manager. LabError names the step that failed.
 
     Inside `with netlink.batch():` steps are only noted, and sent together at its end.
@@ -81,7 +91,8 @@ class Netlink:
         finally:
             self._waiting = None
 
-    def _do(self, step: _Step) -> None:
+    def _do(self, attempt: str, kind: int, flags: int, body: bytes, without: str | None = None) -> None:
+        step = _Step(attempt, kind, flags, body, without)
         if self._waiting is None:
             self._send([step])
         else:
@@ -134,11 +145,9 @@ class Netlink:
 
     def devices(self) -> dict[str, NetworkDevice]:
         """List every device by name."""
-        devices = [
-            rtnetlink.read_link(body)
-            for kind, body in self._dump(rtnetlink.GET_LINK, rtnetlink.all_links(), "list the devices")
-            if kind == rtnetlink.NEW_LINK
-        ]
+        question = rtnetlink.packed(ifinfmsg(), {}, [("IFLA_EXT_MASK", _SKIP_STATISTICS)])
+        bodies = self._dump(rtnetlink.GET_LINK, question, "list the devices")
+        devices = [rtnetlink.read_link(body) for kind, body in bodies if kind == rtnetlink.NEW_LINK]
         self._indices = {device.name: device.number for device in devices}
         return {device.name: device for device in devices}
 
@@ -151,25 +160,24 @@ class Netlink:
 
     def add_veth(self, device: str, mac: str, mtu: int, peer: Namespace, peer_device: str, peer_mac: str) -> None:
         """Lay a veth cable from here into another namespace; both ends are still down."""
-        self._do(
-            _Step(
-                f"lay a veth cable {device} to {peer_device} in {peer.name}",
-                rtnetlink.NEW_LINK,
-                rtnetlink.CREATE | rtnetlink.EXCLUSIVE,
-                rtnetlink.new_veth(device, mac, mtu, peer.fd, peer_device, peer_mac),
-            )
-        )
+        far = [("IFLA_IFNAME", peer_device), ("IFLA_ADDRESS", peer_mac), ("IFLA_MTU", mtu), ("IFLA_NET_NS_FD", peer.fd)]
+        kind = [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", {"attrs": far})]})]
+        near = [("IFLA_IFNAME", device), ("IFLA_ADDRESS", mac), ("IFLA_MTU", mtu), ("IFLA_LINKINFO", {"attrs": kind})]
+        attempt = f"lay a veth cable {device} to {peer_device} in {peer.name}"
+        self._do(attempt, rtnetlink.NEW_LINK, _NEW, rtnetlink.packed(ifinfmsg(), {}, near))
 
     def set_up(self, device: str, *, mtu: int | None = None, queue_packets: int | None = None) -> None:
         """Switch a device on."""
-        body = rtnetlink.set_up(self._index(device), mtu, queue_packets)
-        self._do(_Step(f"switch {device} on", rtnetlink.NEW_LINK, 0, body))
+        fields = {"index": self._index(device), "flags": rtnetlink.UP, "change": rtnetlink.UP}
+        asked = {"IFLA_MTU": mtu, "IFLA_TXQLEN": queue_packets}
+        stated = [(name, value) for name, value in asked.items() if value is not None]
+        self._do(f"switch {device} on", rtnetlink.NEW_LINK, 0, rtnetlink.packed(ifinfmsg(), fields, stated))
 
     def add_address(self, device: str, address: str) -> None:
         """Give a device an address of its own, without a subnet around it (/32)."""
-        body = rtnetlink.new_address(self._index(device), address)
-        flags = rtnetlink.CREATE | rtnetlink.EXCLUSIVE
-        self._do(_Step(f"give {device} the address {address}", rtnetlink.NEW_ADDRESS, flags, body))
+        fields = {"family": socket.AF_INET, "prefixlen": 32, "index": self._index(device)}
+        body = rtnetlink.packed(ifaddrmsg(), fields, [("IFA_ADDRESS", address), ("IFA_LOCAL", address)])
+        self._do(f"give {device} the address {address}", rtnetlink.NEW_ADDRESS, _NEW, body)
 
     def add_route(
         self,
@@ -184,42 +192,64 @@ class Netlink:
 
         `congestion_control`: what the TCP connections that take it use, unless their program chooses another.
         """
-        body = rtnetlink.new_route(
-            destination, self._index(device), via=via, source=source, congestion_control=congestion_control
-        )
+        prefix, _, length = ("", "/", "0") if destination == "default" else destination.partition("/")
+        fields = {
+            "family": socket.AF_INET,
+            "dst_len": int(length),
+            "table": rtnetlink.MAIN_TABLE,
+            "proto": _BY_ADMINISTRATOR,
+            "scope": _SCOPE_GLOBAL if via else _SCOPE_LINK,
+            "type": _UNICAST,
+            "flags": _ONLINK if via else 0,
+        }
+        metrics = {"attrs": [("RTAX_CC_ALGO", congestion_control)]} if congestion_control else None
+        asked = {
+            "RTA_DST": prefix,
+            "RTA_OIF": self._index(device),
+            "RTA_GATEWAY": via,
+            "RTA_PREFSRC": source,
+            "RTA_METRICS": metrics,
+        }
+        stated = [(name, value) for name, value in asked.items() if value]
         attempt = f"route {destination} through {device}" + (f" to {via}" if via else "")
         attempt += f" with the congestion control {congestion_control}" if congestion_control else ""
-        self._do(_Step(attempt, rtnetlink.NEW_ROUTE, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, body))
+        self._do(attempt, rtnetlink.NEW_ROUTE, _NEW, rtnetlink.packed(rtmsg(), fields, stated))
 
     def routes(self) -> list[HeldRoute]:
         """List every IPv4 route of the main table."""
-        bodies = self._dump(rtnetlink.GET_ROUTE, rtnetlink.all_routes(), "list the routes")
+        question = rtnetlink.packed(rtmsg(), {"family": socket.AF_INET}, [])
+        bodies = self._dump(rtnetlink.GET_ROUTE, question, "list the routes")
         routes = (rtnetlink.read_route(body) for kind, body in bodies if kind == rtnetlink.NEW_ROUTE)
         return [route for route in routes if route is not None]
 
     def add_neighbour(self, device: str, address: str, mac: str) -> None:
         """State a neighbour's MAC for good: no ARP crosses the links, where it would use up draws of the loss model."""
-        body = rtnetlink.new_neighbour(self._index(device), address, mac)
-        flags = rtnetlink.CREATE | rtnetlink.EXCLUSIVE
-        self._do(_Step(f"note the neighbour {address} of {device}", rtnetlink.NEW_NEIGHBOUR, flags, body))
+        fields = {"family": socket.AF_INET, "ifindex": self._index(device), "state": _PERMANENT}
+        body = rtnetlink.packed(ndmsg(), fields, [("NDA_DST", address), ("NDA_LLADDR", mac)])
+        self._do(f"note the neighbour {address} of {device}", rtnetlink.NEW_NEIGHBOUR, _NEW, body)
 
     def set_root_qdisc(self, device: str, kind: str, options: bytes) -> None:
         """Put a qdisc on a device in place of the one it has.
 
         CapabilityError when the kernel does not know the kind.
         """
-        body = rtnetlink.new_qdisc(self._index(device), kind, options)
         flags = rtnetlink.CREATE | rtnetlink.REPLACE
-        self._do(_Step(f"put the qdisc {kind} on {device}", rtnetlink.NEW_QDISC, flags, body, without=f"sch_{kind}"))
+        self._qdisc(f"put the qdisc {kind} on {device}", flags, device, kind, options, without=f"sch_{kind}")
 
     def change_root_qdisc(self, device: str, kind: str, options: bytes) -> None:
         """Change the qdisc that a device has, and keep what waits in it. LabError when it has none of this kind."""
-        body = rtnetlink.new_qdisc(self._index(device), kind, options)
-        self._do(_Step(f"change the qdisc {kind} on {device}", rtnetlink.NEW_QDISC, 0, body))
+        self._qdisc(f"change the qdisc {kind} on {device}", 0, device, kind, options)
+
+    def _qdisc(
+        self, attempt: str, flags: int, device: str, kind: str, options: bytes, without: str | None = None
+    ) -> None:
+        fields = {"index": self._index(device), "parent": rtnetlink.ROOT}
+        body = rtnetlink.packed(rtnetlink.QdiscRequest(), fields, [("TCA_KIND", kind), ("TCA_OPTIONS", options)])
+        self._do(attempt, rtnetlink.NEW_QDISC, flags, body, without)
 
     def root_qdiscs(self) -> dict[str, Qdisc]:
         """List the root qdisc of every device that has one."""
-        bodies = self._dump(rtnetlink.GET_QDISC, rtnetlink.all_qdiscs(), "read the qdiscs back")
+        bodies = self._dump(rtnetlink.GET_QDISC, bytes(rtnetlink.QDISC.size), "read the qdiscs back")
         qdiscs = [rtnetlink.read_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_QDISC]
         if not {index for index, _, _ in qdiscs} <= set(self._indices.values()):
             self.devices()
@@ -229,11 +259,3 @@ class Netlink:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
-
-    def __enter__(self) -> Netlink:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""Route netlink as bytes: the requests that configure a namespace, and the kernel's answers. Pure.
+"""Route netlink as bytes: how requests are packed, and what the kernel's answers mean. Pure.
 
 Requests are packed by pyroute2's message classes, which know the kernel's layouts; its sockets are not used, because
 they send one request at a time and go into another namespace by forking. Answers are understood here, apart from what
@@ -14,10 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyroute2.netlink import nlmsg
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.ndmsg import ndmsg
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from testbed.net.kernel.messages import HEADER, attributes, text
@@ -34,11 +30,10 @@ STATE_UP = 6
 _LINK = struct.Struct("=BxHiII")  # family, hardware type, index, flags, which flags are meant
 # family, destination length, source length, tos, table, protocol, scope, type, flags
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_QDISC = struct.Struct("=BxxxiIII")  # family, index, handle, parent, info
-_UP, _PERMANENT, _ONLINK = 1, 0x80, 4
-_MAIN_TABLE, _BY_ADMINISTRATOR, _UNICAST, _SCOPE_LINK, _SCOPE_GLOBAL = 254, 4, 1, 253, 0
+QDISC = struct.Struct("=BxxxiIII")  # family, index, handle, parent, info
+UP = 1
+MAIN_TABLE = 254
 _NAME, _MAC, _MTU, _QUEUE, _STATE = 3, 1, 4, 13, 16
-_SKIP_STATISTICS = 8
 _DESTINATION, _OUT_DEVICE, _METRICS, _CONGESTION_CONTROL = 1, 4, 8, 16
 _KIND, _OPTIONS, _STATISTICS = 1, 2, 7
 
@@ -75,7 +70,7 @@ class HeldRoute(NamedTuple):
     congestion_control: str | None
 
 
-def _packed(message: nlmsg, fields: Mapping[str, int], stated: Sequence[tuple[str, Any]]) -> bytes:
+def packed(message: nlmsg, fields: Mapping[str, int], stated: Sequence[tuple[str, Any]]) -> bytes:
     """Pack the body of a request, without its header."""
     for name, value in fields.items():
         message[name] = value
@@ -85,80 +80,12 @@ def _packed(message: nlmsg, fields: Mapping[str, int], stated: Sequence[tuple[st
     return bytes(message.data)[HEADER.size :]
 
 
-def new_veth(device: str, mac: str, mtu: int, peer_netns: int, peer: str, peer_mac: str) -> bytes:
-    """Ask for a veth pair, one end here and one in the namespace of that descriptor, both down."""
-    far = [("IFLA_IFNAME", peer), ("IFLA_ADDRESS", peer_mac), ("IFLA_MTU", mtu), ("IFLA_NET_NS_FD", peer_netns)]
-    kind = [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", {"attrs": far})]})]
-    near = [("IFLA_IFNAME", device), ("IFLA_ADDRESS", mac), ("IFLA_MTU", mtu), ("IFLA_LINKINFO", {"attrs": kind})]
-    return _packed(ifinfmsg(), {}, near)
-
-
-def set_up(index: int, mtu: int | None, queue_packets: int | None) -> bytes:
-    """Ask for a device to be switched on."""
-    stated = [(name, value) for name, value in (("IFLA_MTU", mtu), ("IFLA_TXQLEN", queue_packets)) if value is not None]
-    return _packed(ifinfmsg(), {"index": index, "flags": _UP, "change": _UP}, stated)
-
-
-def new_address(index: int, address: str) -> bytes:
-    """Ask for an address that stands alone (/32)."""
-    stated = [("IFA_ADDRESS", address), ("IFA_LOCAL", address)]
-    return _packed(ifaddrmsg(), {"family": socket.AF_INET, "prefixlen": 32, "index": index}, stated)
-
-
-def new_route(
-    destination: str, index: int, *, via: str | None, source: str | None, congestion_control: str | None
-) -> bytes:
-    """Ask for a route to 'default' or a prefix, out of a device."""
-    prefix, _, length = ("", "/", "0") if destination == "default" else destination.partition("/")
-    fields = {
-        "family": socket.AF_INET,
-        "dst_len": int(length),
-        "table": _MAIN_TABLE,
-        "proto": _BY_ADMINISTRATOR,
-        "scope": _SCOPE_GLOBAL if via else _SCOPE_LINK,
-        "type": _UNICAST,
-        "flags": _ONLINK if via else 0,
-    }
-    stated: list[tuple[str, Any]] = [("RTA_DST", prefix)] if prefix else []
-    stated.append(("RTA_OIF", index))
-    stated += [(name, value) for name, value in (("RTA_GATEWAY", via), ("RTA_PREFSRC", source)) if value]
-    if congestion_control:
-        stated.append(("RTA_METRICS", {"attrs": [("RTAX_CC_ALGO", congestion_control)]}))
-    return _packed(rtmsg(), fields, stated)
-
-
-def new_neighbour(index: int, address: str, mac: str) -> bytes:
-    """State a neighbour for good, so that the kernel never asks for its MAC."""
-    fields = {"family": socket.AF_INET, "ifindex": index, "state": _PERMANENT}
-    return _packed(ndmsg(), fields, [("NDA_DST", address), ("NDA_LLADDR", mac)])
-
-
-class _QdiscRequest(nlmsg):  # type: ignore[misc]  # pyroute2 is untyped
+class QdiscRequest(nlmsg):  # type: ignore[misc]  # pyroute2 is untyped
     """A qdisc request (struct tcmsg) whose options stay bytes: netem.py packs them."""
 
     prefix = "TCA_"
     fields = tcmsg.fields
     nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "cdata"))
-
-
-def new_qdisc(index: int, kind: str, options: bytes) -> bytes:
-    """Ask for a root qdisc, or for its change."""
-    return _packed(_QdiscRequest(), {"index": index, "parent": ROOT}, [("TCA_KIND", kind), ("TCA_OPTIONS", options)])
-
-
-def all_links() -> bytes:
-    """Ask for a dump of devices, without their statistics."""
-    return _packed(ifinfmsg(), {}, [("IFLA_EXT_MASK", _SKIP_STATISTICS)])
-
-
-def all_routes() -> bytes:
-    """Ask for a dump of IPv4 routes."""
-    return _packed(rtmsg(), {"family": socket.AF_INET}, [])
-
-
-def all_qdiscs() -> bytes:
-    """Ask for a dump of qdiscs."""
-    return bytes(_QDISC.size)
 
 
 def read_link(body: bytes) -> NetworkDevice:
@@ -172,15 +99,15 @@ def read_link(body: bytes) -> NetworkDevice:
         mac=mac.hex(":") if mac else None,
         mtu=_integer(held[_MTU]),
         queue_packets=_integer(held[_QUEUE]),
-        up=bool(flags & _UP),
+        up=bool(flags & UP),
         state=held.get(_STATE, b"\0")[0],
     )
 
 
 def read_qdisc(body: bytes) -> tuple[int, bool, Qdisc]:
     """Read NEW_QDISC: the device's index, whether the qdisc is its root, and the qdisc."""
-    _, index, _, parent, _ = _QDISC.unpack_from(body)
-    held = attributes(body, _QDISC.size)
+    _, index, _, parent, _ = QDISC.unpack_from(body)
+    held = attributes(body, QDISC.size)
     return index, parent == ROOT, Qdisc(text(held[_KIND]), held.get(_OPTIONS, b""), held.get(_STATISTICS, b""))
 
 
@@ -188,7 +115,7 @@ def read_route(body: bytes) -> HeldRoute | None:
     """Read a route of the main table out of NEW_ROUTE; None for one of another table, or without a device."""
     _, length, _, _, table, *_ = _ROUTE.unpack_from(body)
     held = attributes(body, _ROUTE.size)
-    if table != _MAIN_TABLE or _OUT_DEVICE not in held:
+    if table != MAIN_TABLE or _OUT_DEVICE not in held:
         return None
     algorithm = attributes(held.get(_METRICS, b"")).get(_CONGESTION_CONTROL)
     destination = f"{socket.inet_ntoa(held[_DESTINATION])}/{length}" if length else "default"

@@ -15,9 +15,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Literal, NamedTuple
 
 from testbed.net.kernel import netem
@@ -44,18 +45,6 @@ class ScheduledDevice(NamedTuple):
     pipe: Pipe
     mtu: int
     layer: Literal["ip", "ethernet"]
-
-
-class _Play(NamedTuple):
-    start_ns: int
-
-
-class _Hold(NamedTuple):
-    done: Future[None]
-
-
-class _Stop(NamedTuple):
-    pass
 
 
 class _Track:
@@ -134,7 +123,7 @@ class ScheduleDriver:
     def __init__(self, devices: Sequence[ScheduledDevice]) -> None:
         """Begin to wait for orders. SpecError as from `Schedules`."""
         self._schedules = Schedules(devices)
-        self._orders: queue.SimpleQueue[_Play | _Hold | _Stop] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fault: str | None = None
         self._thread = threading.Thread(target=self._run, name="netem schedules", daemon=True)
         self._thread.start()
@@ -146,7 +135,7 @@ class ScheduleDriver:
 
     def play(self, start_ns: int) -> None:
         """Begin schedules and traces at this moment of CLOCK_MONOTONIC, which may lie ahead. Returns at once."""
-        self._orders.put(_Play(start_ns))
+        self._orders.put(partial(self._schedules.play, start_ns))
 
     def hold(self) -> None:
         """Go back to every pipe's own constant numbers.
@@ -155,12 +144,21 @@ class ScheduleDriver:
         """
         assert self._thread.is_alive()
         done: Future[None] = Future()
-        self._orders.put(_Hold(done))
+
+        def hold() -> None:
+            try:
+                self._schedules.hold()
+            except Exception as error:
+                done.set_exception(error)
+                raise
+            done.set_result(None)
+
+        self._orders.put(hold)
         done.result()
 
     def close(self) -> None:
         """End the thread. The devices keep what they hold."""
-        self._orders.put(_Stop())
+        self._orders.put(None)
         self._thread.join()
         self._schedules.close()
 
@@ -168,29 +166,18 @@ class ScheduleDriver:
         # Not permitted without root; then the changes come as late as other programs make them.
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_FIFO, os.sched_param(_PRIORITY))
-        while not isinstance(order := self._next_order(), _Stop):
+        while (order := self._next_order()) is not None:
             try:
-                self._obey(order)
+                order()
             except Exception as error:
                 self._schedules.stop()
                 self._fault = str(error) or repr(error)
-                if isinstance(order, _Hold):
-                    order.done.set_exception(error)
 
-    def _next_order(self) -> _Play | _Hold | _Stop | None:
-        """Wait for what the owner wants; None when a step is due first."""
+    def _next_order(self) -> Callable[[], None] | None:
+        """Wait for what the owner wants (None: the end), or until a step is due."""
         due_ns = self._schedules.next_due_ns
         wait_s = None if due_ns is None else max(0, due_ns - time.monotonic_ns()) / 1e9
         try:
             return self._orders.get(timeout=wait_s)
         except queue.Empty:
-            return None
-
-    def _obey(self, order: _Play | _Hold | None) -> None:
-        if isinstance(order, _Play):
-            self._schedules.play(order.start_ns)
-        elif isinstance(order, _Hold):
-            self._schedules.hold()
-            order.done.set_result(None)
-        else:
-            self._schedules.follow()
+            return self._schedules.follow

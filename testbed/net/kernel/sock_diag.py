@@ -10,9 +10,9 @@ import errno
 import os
 import socket
 import struct
-from types import TracebackType
 from typing import NamedTuple
 
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, LabError
 from testbed.net.kernel import messages
 from testbed.net.kernel.namespace import Namespace
@@ -57,7 +57,7 @@ def parse_connection(answer: bytes) -> TcpConnection | None:
     )
 
 
-class SocketDiagnosis:
+class SocketDiagnosis(Closing):
     """Asks for the IPv4 connections of one namespace; a context manager that closes its socket."""
 
     def __init__(self, namespace: Namespace) -> None:
@@ -97,11 +97,3 @@ class SocketDiagnosis:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> SocketDiagnosis:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -25,7 +25,7 @@ from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.offloads import Offloads
 from testbed.net.machine import remedies, rootless, timekeeping
-from testbed.net.machine.remedies import GUEST, Facts, Problem
+from testbed.net.machine.remedies import GUEST, Problem
 from testbed.net.plan import base_sysctls
 from testbed.net.relay.tun import open_tun
 from testbed.process import ROOT
@@ -205,63 +205,49 @@ def _try_disk() -> str:
     return f"{units.format_size(free)} free here"
 
 
-class _Doctor:
-    """Tries one thing after the other; once no namespace can be made, says so and leaves out what needs one."""
-
-    def __init__(self) -> None:
-        self._facts: Facts = remedies.facts()
-        self._permitted = os.geteuid() == 0
-        self._blocked = False
-
-    def find(
-        self, name: str, attempt: Callable[[], str], problem: Problem, *, needed: bool, inside: bool = False
-    ) -> Capability:
-        """Try one thing; where it fails, `problem` finds the remedy. `inside`: the attempt needs a namespace."""
-        if inside and self._blocked:
-            return Capability(
-                name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy=""
-            )
-        try:
-            return Capability(name=name, ok=True, needed=needed, detail=attempt(), remedy="")
-        except (TestbedError, OSError) as error:
-            self._blocked = self._blocked or problem == "namespaces"
-            if problem == "namespaces" and not self._permitted:
-                problem = "not root"
-            if (problem == "user namespaces" or rootless.inside()) and "/dev/net/tun" in str(error):
-                problem = "tun for users"
-            if problem == "netem" and "Linux before" in str(error):
-                problem = "old netem"
-            # What an error advises, after its semicolon, is not for this platform; the remedy is.
-            detail = str(error).partition("; ")[0]
-            return Capability(
-                name=name, ok=False, needed=needed, detail=detail, remedy=remedies.remedy(problem, self._facts)
-            )
+def _find(
+    name: str, attempt: Callable[[], str], problem: Problem, *, needed: bool, blocked: bool = False
+) -> Capability:
+    """Try one thing; where it fails, `problem` finds the remedy. `blocked`: no namespace can be made for it."""
+    if blocked:
+        return Capability(name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy="")
+    try:
+        return Capability(name=name, ok=True, needed=needed, detail=attempt(), remedy="")
+    except (TestbedError, OSError) as error:
+        if problem == "namespaces" and os.geteuid() != 0:
+            problem = "not root"
+        if (problem == "user namespaces" or rootless.inside()) and "/dev/net/tun" in str(error):
+            problem = "tun for users"
+        if problem == "netem" and "Linux before" in str(error):
+            problem = "old netem"
+        # What an error advises, after its semicolon, is not for this platform; the remedy is.
+        detail, remedy = str(error).partition("; ")[0], remedies.remedy(problem, remedies.facts())
+        return Capability(name=name, ok=False, needed=needed, detail=detail, remedy=remedy)
 
 
 def try_capabilities() -> tuple[Capability, ...]:
     """Try everything that a lab needs, each on its own. Raises nothing: what fails comes with a remedy."""
-    doctor = _Doctor()
-    find = doctor.find
-    namespaces = find("network namespaces", _try_namespaces, "namespaces", needed=True)
-    shaper = find("netem", try_netem, "netem", needed=False, inside=True)
-    tun = find("TUN device", try_tun, "tun", needed=not shaper.ok, inside=True)
+    namespaces = _find("network namespaces", _try_namespaces, "namespaces", needed=True)
+    inside = partial(_find, blocked=not namespaces.ok)
+    shaper = inside("netem", try_netem, "netem", needed=False)
+    tun = inside("TUN device", try_tun, "tun", needed=not shaper.ok)
     kept = timekeeping.measure_timekeeping()
     tried = [
         namespaces,
-        find("veth and offloads", _try_veth, "veth", needed=True, inside=True),
+        inside("veth and offloads", _try_veth, "veth", needed=True),
         shaper.model_copy(update={"needed": not tun.ok}),
         tun,
-        find("congestion control", _try_congestion_controls, "congestion control", needed=True, inside=True),
-        find("real-time priority", _try_real_time, "real-time", needed=not shaper.ok and not rootless.inside()),
-        find("timers", partial(timekeeping.judge_timers, kept), "late timers", needed=False),
-        find("processors", partial(timekeeping.judge_load, kept), "other load", needed=False),
-        find("the invoking user", _try_user, "unreadable program", needed=True),
-        find("disk", _try_disk, "disk", needed=False),
+        inside("congestion control", _try_congestion_controls, "congestion control", needed=True),
+        _find("real-time priority", _try_real_time, "real-time", needed=not shaper.ok and not rootless.inside()),
+        _find("timers", partial(timekeeping.judge_timers, kept), "late timers", needed=False),
+        _find("processors", partial(timekeeping.judge_load, kept), "other load", needed=False),
+        _find("the invoking user", _try_user, "unreadable program", needed=True),
+        _find("disk", _try_disk, "disk", needed=False),
     ]
     if shaper.ok:
-        tried.insert(3, find("netem's other effects", _try_effects, "old netem", needed=False, inside=True))
+        tried.insert(3, inside("netem's other effects", _try_effects, "old netem", needed=False))
     if os.geteuid() == 0 and not rootless.inside():
-        tried.insert(-1, find("without root", _try_rootless, "user namespaces", needed=False))
+        tried.insert(-1, _find("without root", _try_rootless, "user namespaces", needed=False))
     return tuple(tried)
 
 

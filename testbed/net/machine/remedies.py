@@ -117,6 +117,7 @@ def platform(machine: Facts) -> Platform:
 
 
 _FIXED = "a kernel without modules"
+_CONTAINER = "a container"
 _ELSE = "else"
 _RELAY_OR_GUEST = f"take --engine relay, or run it in the guest kernel: {GUEST}"
 _PRIVILEGED = "start the container with: --privileged --device /dev/net/tun"
@@ -124,9 +125,7 @@ _PRIVILEGED = "start the container with: --privileged --device /dev/net/tun"
 _TABLE: Mapping[Problem, Mapping[str, str]] = {
     "not root": {_ELSE: "sudo {python} -m testbed ..."},
     "namespaces": {
-        "docker": _PRIVILEGED,
-        "docker desktop": _PRIVILEGED,
-        "podman": _PRIVILEGED,
+        _CONTAINER: _PRIVILEGED,
         _ELSE: f"this kernel was built without network namespaces; take another, or the guest kernel: {GUEST}",
     },
     "veth": {
@@ -152,16 +151,12 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
     },
     "old netem": {_ELSE: f"it needs Linux 6.6 or newer; {_RELAY_OR_GUEST}"},
     "tun": {
-        "docker": _PRIVILEGED,
-        "docker desktop": _PRIVILEGED,
-        "podman": _PRIVILEGED,
+        _CONTAINER: _PRIVILEGED,
         _FIXED: f"this kernel was built without TUN; take --engine netem, or the guest kernel: {GUEST}",
         _ELSE: "sudo modprobe tun",
     },
     "real-time": {
-        "docker": "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
-        "docker desktop": "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
-        "podman": "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
+        _CONTAINER: "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
         _ELSE: "run as root: sudo {python} -m testbed ...",
     },
     "congestion control": {
@@ -173,9 +168,7 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
         _ELSE: "sudo modprobe -a tcp_bbr tcp_cubic",
     },
     "user namespaces": {
-        "docker": _PRIVILEGED,
-        "docker desktop": _PRIVILEGED,
-        "podman": _PRIVILEGED,
+        _CONTAINER: _PRIVILEGED,
         "debian": "run as root, or: sudo sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
         "apparmor": "run as root, or give {python} an AppArmor profile for user namespaces:"
         " docs/virtual-machines.md has it",
@@ -191,7 +184,7 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
     "other load": {_ELSE: "end what else runs: `top` names it"},
     "disk": {_ELSE: "make room, or write elsewhere: --results FOLDER"},
 }
-"""By platform, `else` for the rest.
+"""By platform, `a container` for those containers that are not named, `else` for the rest.
 
 A row about a kernel's parts may say what holds for a kernel that loads no modules.
 """
@@ -207,7 +200,8 @@ def remedy(problem: Problem, machine: Facts) -> str:
         where = "debian cloud"
     elif problem == "user namespaces" and MARKS[3] in machine.marks:
         where = "apparmor"
-    text = row.get(where, row[_ELSE])
+    fallback = _CONTAINER if where in ("docker", "docker desktop", "podman") and _CONTAINER in row else _ELSE
+    text = row.get(where, row[fallback])
     fields = {
         "python": sys.executable,
         "prefix": sys.prefix,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from testbed.directions import LinkDirection
 from testbed.net.probe.job import ProbeJob
-from testbed.net.probe.patterns import OfferPattern, order_of, peak
-from testbed.net.probe.readings import Outflow, PacketTrain
+from testbed.net.probe.patterns import OfferPattern, order_of
+from testbed.net.probe.readings import PacketTrain
 from testbed.net.probe.sockets import arrival_ns, grow_buffers, stamp_arrivals
 
 HEADERS = 28  # IPv4 and UDP
@@ -154,6 +154,7 @@ class DatagramFlow:
             arrived=len(self.numbers),
             counted=counted,
             span_ns=last - first,
+            end_ns=self.arrived_at[-1] + time.monotonic_ns() - time.time_ns() if self.arrived_at else 0,
             lost=order.lost,
             bursts=order.bursts,
             overtakers=len(order.overtakers),
@@ -207,23 +208,3 @@ def exchange(flows: Sequence[DatagramFlow], patterns: Sequence[OfferPattern], ti
         flow.reading(min(offered - start, round(pattern.seconds * 1e9)))
         for flow, pattern in zip(flows, patterns, strict=True)
     ]
-
-
-def follow(flows: Sequence[DatagramFlow], seconds: float, timer: SleepTimer) -> list[Outflow]:
-    """Offer more than each flow ever carries for `seconds`, and count what comes out of links that vary meanwhile."""
-    started = time.monotonic_ns()
-    trains = exchange(flows, [peak(flow.shape, flow.mtu, seconds) for flow in flows], timer)
-    to_monotonic = time.monotonic_ns() - time.time_ns()
-    outflows = []
-    for flow, train in zip(flows, trains, strict=True):
-        end = flow.arrived_at[-1] + to_monotonic if train.span_ns else started
-        outflows.append(
-            Outflow(
-                way=flow.way,
-                begin_ns=end - train.span_ns,
-                end_ns=end,
-                packets=train.counted,
-                packet_bytes=train.packet_bytes,
-            )
-        )
-    return outflows

@@ -103,11 +103,7 @@ def packet_passes(raw: socket.socket, target: str, packet_bytes: int, patience_n
     """Tell whether an unfragmented IP packet of this size is answered, in one of the attempts."""
     identifier = ~id(raw) & 0xFFFF
     for attempt in range(attempts):
-        try:
-            raw.sendto(echo_request(identifier, attempt, packet_bytes - _HEADERS), (target, 0))
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise
+        if packet_refused(raw, target, packet_bytes, attempt):
             return False
         answers: list[EchoAnswer] = []
         _collect(raw, time.monotonic_ns() + patience_ns, 1, answers)
@@ -116,10 +112,10 @@ def packet_passes(raw: socket.socket, target: str, packet_bytes: int, patience_n
     return False
 
 
-def packet_refused(raw: socket.socket, target: str, packet_bytes: int) -> bool:
-    """Tell whether the kernel refuses to send an unfragmented packet of this size."""
+def packet_refused(raw: socket.socket, target: str, packet_bytes: int, sequence: int = 0xFFFF) -> bool:
+    """Send an unfragmented packet of this size, and tell whether the kernel refuses to."""
     try:
-        raw.sendto(echo_request(~id(raw) & 0xFFFF, 0xFFFF, packet_bytes - _HEADERS), (target, 0))
+        raw.sendto(echo_request(~id(raw) & 0xFFFF, sequence, packet_bytes - _HEADERS), (target, 0))
     except OSError as error:
         if error.errno != errno.EMSGSIZE:
             raise

@@ -24,37 +24,27 @@ class PacketTrain:
     """UDP packets in one direction, numbered and stamped: what was sent and what became of it."""
 
     way: LinkDirection
-    packet_bytes: int
+    packet_bytes: int = 0
     """The size of each IP packet."""
-    sent: int
-    offer_ns: int
+    sent: int = 0
+    offer_ns: int = 0
     """The time that it took to send them."""
-    arrived: int
+    arrived: int = 0
     """Copies included."""
-    counted: int
+    counted: int = 0
     """Packets that arrived in `span_ns`, without the first and without those that jumped a queue."""
-    span_ns: int
+    span_ns: int = 0
     """From the first arrival, or from when jitter had settled, to the last, by the kernel's clock."""
-    lost: int
-    bursts: int
+    end_ns: int = 0
+    """The last arrival, on CLOCK_MONOTONIC."""
+    lost: int = 0
+    bursts: int = 0
     """Runs of consecutive lost packets."""
-    overtakers: int
+    overtakers: int = 0
     """Packets that arrived before one sent earlier."""
-    copies: int
-    transit_ns: list[int]
+    copies: int = 0
+    transit_ns: list[int] = field(default_factory=list)
     """Times from sending to arrival of a sample of them; in overload only of those sent after the buffer was full."""
-
-
-@dataclass(kw_only=True)
-class Outflow:
-    """What came out of an overloaded link in a stretch of time."""
-
-    way: LinkDirection
-    begin_ns: int
-    """CLOCK_MONOTONIC, at the receiver."""
-    end_ns: int
-    packets: int
-    packet_bytes: int
 
 
 @dataclass(kw_only=True)
@@ -95,7 +85,8 @@ class Readings:
     """Small packets that jitter cannot push together; none where no jitter was asked for."""
     overload: list[PacketTrain] = field(default_factory=list)
     """Full packets, more than the link carries."""
-    outflows: list[Outflow] = field(default_factory=list)
+    followed: list[PacketTrain] = field(default_factory=list)
+    """Full packets, more than the link ever carries while it varies."""
     bulk: list[BulkTransfer] = field(default_factory=list)
     small_buffers: bool = False
     """The kernel refused socket buffers beyond its limits."""
@@ -115,7 +106,7 @@ class Readings:
             "light": PacketTrain,
             "spaced": PacketTrain,
             "overload": PacketTrain,
-            "outflows": Outflow,
+            "followed": PacketTrain,
             "bulk": BulkTransfer,
         }
         lists = {key: [kind(**item) for item in table[key]] for key, kind in kinds.items()}

@@ -10,10 +10,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from testbed.directions import LINK_DIRECTIONS, LinkDirection
+from testbed.directions import LINK_DIRECTIONS
 from testbed.net.kernel.namespace import enter
 from testbed.net.probe import patterns
-from testbed.net.probe.datagrams import DatagramFlow, SleepTimer, exchange, follow
+from testbed.net.probe.datagrams import DatagramFlow, SleepTimer, exchange
 from testbed.net.probe.echo import echo_train, open_echo_socket, packet_passes, packet_refused
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
@@ -104,14 +104,11 @@ def _bulk(job: ProbeJob, stream: Stream, readings: Readings) -> None:
 
 def _flows(job: ProbeJob, sockets: contextlib.ExitStack) -> list[DatagramFlow]:
     flows = []
-    ends: dict[LinkDirection, tuple[tuple[int, str], tuple[int, str]]] = {
-        "up": ((job.near_fd, job.near_address), (job.far_fd, job.far_address)),
-        "down": ((job.far_fd, job.far_address), (job.near_fd, job.near_address)),
-    }
-    for way in LINK_DIRECTIONS:
+    near, far = (job.near_fd, job.near_address), (job.far_fd, job.far_address)
+    for way, ends in zip(LINK_DIRECTIONS, ((near, far), (far, near)), strict=True):
+        (sender_fd, sender_address), (receiver_fd, receiver_address) = ends
         if job.shape(way) is None:
             continue
-        (sender_fd, sender_address), (receiver_fd, receiver_address) = ends[way]
         receiver = sockets.enter_context(socket_in(receiver_fd, socket.SOCK_DGRAM))
         receiver.bind((receiver_address, 0))
         sender = sockets.enter_context(socket_in(sender_fd, socket.SOCK_DGRAM))
@@ -131,7 +128,8 @@ def _datagrams(job: ProbeJob, flows: list[DatagramFlow], readings: Readings, tim
     if job.follow_s:
         for group in _together(flows, sum(shape.peak_bps for shape in shapes), _FOLLOWED_AT_ONCE_BPS):
             with turn():
-                readings.outflows += follow(group, job.follow_s, timer)
+                peaks = [patterns.peak(flow.shape, job.mtu, job.follow_s) for flow in group]
+                readings.followed += exchange(group, peaks, timer)
         return
     with turn():
         readings.light += exchange(flows, [patterns.light(shape, job.light_s) for shape in shapes], timer)

@@ -19,12 +19,7 @@ from testbed.process import Parent
 PRIORITY = 50
 _MCL_CURRENT_AND_FUTURE = 3
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
-_POLICIES = {
-    os.SCHED_OTHER: "SCHED_OTHER",
-    os.SCHED_FIFO: "SCHED_FIFO",
-    os.SCHED_RR: "SCHED_RR",
-    os.SCHED_BATCH: "SCHED_BATCH",
-}
+_POLICIES = {getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH")}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -7,9 +7,9 @@ import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
+from testbed.closing import Closing
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import LabError, SpecError
 from testbed.net.relay.pipe import COUNTERS
@@ -20,18 +20,16 @@ from testbed.profiles.timeline import timeline
 
 @dataclass(frozen=True, kw_only=True)
 class RelayPort:
-    """One TUN device that the relay reads and writes."""
+    """One device that the relay reads and writes, and the pipes between it and the relay's switch."""
 
     name: str
     address: str
     """IPv4: packets to it leave here."""
-    tun_fd: int
-    """Stays the caller's, who closes it after the relay."""
     up: Pipe | None
     """Away from the device; None: unshaped."""
     down: Pipe | None
     overhead_bytes: int
-    """Counted on top of each IP packet: 0 for a profile of layer ip, 14 for ethernet."""
+    """Counted by the pipes on top of each IP packet: 0 for a profile of layer ip, 14 for ethernet."""
 
 
 def refuse_unsupported(pipe: Pipe | None) -> None:
@@ -68,15 +66,15 @@ def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
     }
 
 
-class Relay:
+class Relay(Closing):
     """A running relay process; a context manager that ends it."""
 
     settings: dict[str, Any]
     """Read back from the process: scheduling class, priority, locked memory, timer slack, and every port's pipes."""
 
-    def __init__(self, ports: Sequence[RelayPort]) -> None:
+    def __init__(self, ports: Sequence[RelayPort], descriptors: Sequence[int]) -> None:
         """Start it and wait until it carries packets. From the main thread only: it dies with the thread that started
-        it.
+        it. `descriptors` of the ports' devices stay the caller's, who closes them after the relay.
 
         LabError when it does not start, or two ports share a name or an address; SpecError for a pipe that it cannot
         carry out.
@@ -88,15 +86,8 @@ class Relay:
         request = {
             "traces": _traces(pipe for port in ports for pipe in (port.up, port.down)),
             "ports": [
-                {
-                    "name": port.name,
-                    "address": port.address,
-                    "fd": port.tun_fd,
-                    "up": pipe_table(port.up),
-                    "down": pipe_table(port.down),
-                    "overhead_bytes": port.overhead_bytes,
-                }
-                for port in ports
+                {**vars(port), "fd": descriptor, "up": pipe_table(port.up), "down": pipe_table(port.down)}
+                for port, descriptor in zip(ports, descriptors, strict=True)
             ],
         }
         self._names = [port.name for port in ports]
@@ -106,7 +97,7 @@ class Relay:
             request,
             attempt="start the relay",
             failure=LabError,
-            fds=[port.tun_fd for port in ports],
+            fds=descriptors,
         )
         self.settings = self._process.answer()
 
@@ -165,14 +156,6 @@ class Relay:
     def close(self) -> None:
         """End it, by the end of its input. Packets under way are lost."""
         self._process.close()
-
-    def __enter__(self) -> Relay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def lateness_percentile(lateness: Sequence[int], share: float) -> float | None:

@@ -26,8 +26,6 @@ def threshold(probability: float) -> int:
 class Draws:
     """One sequence of draws: of one kind, on one direction of one link."""
 
-    __slots__ = ("_key",)
-
     def __init__(self, seed: int, stream: int, kind: int) -> None:
         """`stream` tells directions that share a seed apart, `kind` what is drawn on one of them."""
         self._key = mix(mix(mix(seed & _MASK) + stream * _GOLDEN & _MASK) + kind * _GOLDEN & _MASK)

@@ -19,8 +19,6 @@ class LossModel(Protocol):
 class BernoulliLoss:
     """Each packet is lost with the same probability."""
 
-    __slots__ = ("_draws", "_threshold")
-
     def __init__(self, seed: int, stream: int, probability: float) -> None:
         self._draws, self._threshold = Draws(seed, stream, _EMISSION), threshold(probability)
 
@@ -34,8 +32,6 @@ class GilbertElliottLoss:
 
     A packet is drawn in the present state, then the state may change, as in the kernel's netem.
     """
-
-    __slots__ = ("_emission", "_thresholds", "_transition", "bad")
 
     def __init__(
         self, seed: int, stream: int, *, enter_bad: float, leave_bad: float, lost_in_bad: float, lost_in_good: float

@@ -32,35 +32,22 @@ COUNTERS = (
 """`out` is what the pipe accepted, copies included: it has left, or is under way. in + duplicated = out + dropped."""
 
 
+_COUNTED = (*COUNTERS[:2], "bytes_dropped", "bytes_duplicated", *COUNTERS[4:8])
+
+
 class RelayPipe:
     """What the pipe of every direction counts, in packets and bytes of IP."""
 
-    __slots__ = (
-        "bytes_dropped",
-        "bytes_duplicated",
-        "bytes_in",
-        "dropped_buffer",
-        "dropped_loss",
-        "duplicated",
-        "packets_in",
-        "reordered",
-    )
+    packets_in = bytes_in = bytes_dropped = dropped_buffer = dropped_loss = 0
+    duplicated = bytes_duplicated = reordered = 0
     least_delay_ns = 0
     """No packet leaves sooner after it was offered than this."""
 
     def __init__(self, before: RelayPipe | None = None) -> None:
         """`before`: the pipe that it replaces, and whose counters it goes on with."""
-        for name in RelayPipe.__slots__:
-            setattr(self, name, getattr(before, name) if before else 0)
-
-    bytes_dropped: int
-    bytes_duplicated: int
-    bytes_in: int
-    dropped_buffer: int
-    dropped_loss: int
-    duplicated: int
-    packets_in: int
-    reordered: int
+        if before is not None:
+            for name in _COUNTED:
+                setattr(self, name, getattr(before, name))
 
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
         """Offer an IP packet of `length` bytes at `now_ns`, which never decreases by much.
@@ -103,22 +90,9 @@ class RelayPipe:
 class Unshaped(RelayPipe):
     """Every packet leaves as it comes."""
 
-    __slots__ = ()
-
 
 class Plain(RelayPipe):
     """A constant rate, a delay, a buffer and a loss model."""
-
-    __slots__ = (
-        "_buffer_ns",
-        "_loss",
-        "_overhead_bytes",
-        "_pipe",
-        "_rate_bps",
-        "delay_ns",
-        "free_ns",
-        "least_delay_ns",
-    )
 
     def __init__(self, pipe: Mapping[str, Any], overhead_bytes: int, stream: int) -> None:
         """`pipe` as `testbed.net.relay.client.pipe_table` makes it.
@@ -130,14 +104,14 @@ class Plain(RelayPipe):
         self._rate_bps: int = pipe["rate_bps"]
         self.least_delay_ns = self.delay_ns = int(pipe["delay_ns"])
         self._buffer_ns = pipe["buffer_bytes"] * 8_000_000_000 // self._rate_bps
-        self._loss = loss_model(pipe["loss"], pipe["seed"], stream)
+        self.loss: LossModel | None = loss_model(pipe["loss"], pipe["seed"], stream)
         self.free_ns = 0
 
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
         """Apply the formula to one packet."""
         self.packets_in += 1
         self.bytes_in += length
-        lost = self._loss is not None and self._loss.lost(self.packets_in)
+        lost = self.loss is not None and self.loss.lost(self.packets_in)
         start = self.free_ns
         if start <= now_ns:
             start = now_ns
@@ -160,7 +134,3 @@ class Plain(RelayPipe):
     def backlog_bytes(self, now_ns: int) -> int:
         """Computed from the time for which the wire is busy."""
         return max(0, self.free_ns - now_ns) * self._rate_bps // 8_000_000_000
-
-    def loss_so_far(self) -> LossModel | None:
-        """Return the loss model with its state."""
-        return self._loss

@@ -24,31 +24,6 @@ class Shaper(RelayPipe):
     behind the last one that is under way, as in netem.
     """
 
-    __slots__ = (
-        "_buffer_bytes",
-        "_delay_ns",
-        "_duplicate",
-        "_free_ns",
-        "_held_bytes",
-        "_jitter",
-        "_jitter_ns",
-        "_last_due_ns",
-        "_loss",
-        "_loss_asked",
-        "_number",
-        "_opportunities",
-        "_overhead_bytes",
-        "_pipe",
-        "_rate_bps",
-        "_reorder",
-        "_seeds",
-        "_start_ns",
-        "_trace",
-        "_until_ns",
-        "_waiting",
-        "least_delay_ns",
-    )
-
     def __init__(
         self,
         pipe: Mapping[str, Any],
@@ -62,13 +37,9 @@ class Shaper(RelayPipe):
         `before`: the pipe that it replaces at `now_ns`.
         """
         super().__init__(before)
-        self._pipe, self._overhead_bytes, self._seeds, self._opportunities = (
-            pipe,
-            overhead_bytes,
-            (pipe["seed"], stream),
-            trace,
-        )
+        self._pipe, self._overhead_bytes, self._opportunities = pipe, overhead_bytes, trace
         seed = pipe["seed"]
+        self._seeds = (seed, stream)
         self._buffer_bytes: int = pipe["buffer_bytes"]
         self._jitter = Draws(seed, stream, _JITTER)
         self._reorder = (Draws(seed, stream, _REORDER), threshold(pipe["reorder"])) if pipe["reorder"] else None
@@ -89,11 +60,8 @@ class Shaper(RelayPipe):
 
     def _take_over(self, before: Plain, now_ns: int) -> None:
         """Take over a queue that is known as a time only, as packets of a usual size."""
-        self._free_ns, self._last_due_ns, self._loss = (
-            before.free_ns,
-            before.free_ns + before.delay_ns,
-            before.loss_so_far(),
-        )
+        self._free_ns, self._last_due_ns = before.free_ns, before.free_ns + before.delay_ns
+        self._loss = before.loss
         left, busy_ns = before.backlog_bytes(now_ns), before.free_ns - now_ns
         for begin, end in pairwise([*range(0, left, _USUAL_BYTES), left] if left else []):
             self._waiting.append((now_ns + busy_ns * end // left, end - begin))

@@ -33,8 +33,6 @@ class RunningTrace:
     is through when the last that it needs has come.
     """
 
-    __slots__ = ("_left", "_length_ms", "_ms_ns", "_place", "_round", "_start_ns", "_times", "end_ns")
-
     def __init__(self, trace: Opportunities, start_ns: int) -> None:
         times, self._length_ms = trace.times_ms, trace.times_ms[-1]
         self._ms_ns = trace.stretch * _MS

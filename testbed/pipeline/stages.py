@@ -1,0 +1,173 @@
+"""Pipeline training: the stages of a recipe, in one process or over links. What each does is its program
+(`jobs.pipeline`), what it computes, encodes and decodes its `node.StageNode`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.codecs.contract import Codec, Context
+from testbed.codecs.make import make
+from testbed.errors import SpecError, StageError, TestbedError, TransportError, UserError
+from testbed.jobs.actions import Encoded, Key, Message, Node
+from testbed.jobs.kind import Setting
+from testbed.jobs.pipeline import MESSAGES, training_job
+from testbed.jobs.recorder import Named
+from testbed.message_key import Side
+from testbed.pipeline.boundary import Boundary
+from testbed.pipeline.ending import Stops
+from testbed.pipeline.gather import Gather
+from testbed.pipeline.job import PlaceJob
+from testbed.pipeline.node import StageNode, microbatches, number_in_record
+from testbed.pipeline.training import Measure, Training, durations_of, explain_memory
+from testbed.pipeline.wiring import largest_payload
+from testbed.spec import Paced, text_of
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.data import Data
+from testbed.workloads.stage_model import StageModel
+
+_FRAMES = 2
+"""Steps' worth of frames that may wait unsent or untaken."""
+
+
+class PipelineTraining(Training):
+    """The training of a pipeline of stages."""
+
+    names = tuple(MESSAGES.values())
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        recipe = setting.recipe
+        self.job = training_job(recipe.pipeline, recipe.training, text_of(recipe).validation_batches)
+
+    def model(self, place: int) -> StageModel:
+        """Build a stage's layers."""
+        recipe = self.recipe
+        return build_stage(
+            text_of(recipe),
+            stage=place,
+            stages=recipe.pipeline.stages,
+            seed=recipe.training.seed,
+            vocabulary=self.setting.vocabulary,
+            layers=recipe.pipeline.layers,
+        )
+
+    def data(self, place: int) -> Data:
+        """Open what a stage learns from. SpecError where that does not hold the workload."""
+        return Data(np.load(self.setting.tokens, mmap_mode="r"), text_of(self.recipe), self.recipe.training.seed)
+
+    def codec(self, context: Context) -> Codec:
+        """Make a codec of a boundary."""
+        return make(self.recipe.codec, context)
+
+    def node(self, place: int, measure: Measure | None = None) -> StageNode:
+        """Build what a stage has."""
+
+        def boundary(peer: int) -> Boundary | None:
+            if not 0 <= peer < self.recipe.pipeline.stages:
+                return None
+            return Boundary(
+                self.side(place, peer),
+                index=min(place, peer),
+                seed=self.recipe.training.seed,
+                make=self.codec,
+                measure=None if measure is None else lambda: measure(peer),
+            )
+
+        return StageNode(
+            self.recipe,
+            place,
+            model=self.model(place),
+            data=self.data(place),
+            upstream=boundary(place - 1),
+            downstream=boundary(place + 1),
+        )
+
+    def node_alone(self, place: int) -> StageInMemory:
+        """Build what a stage has; StageError or SpecError where that cannot be done."""
+        return StageInMemory(self, place)
+
+    def named(self, key: Key) -> Named:
+        """Return how records name a message."""
+        number = number_in_record(self.recipe, key.phase, key.step, key.part)
+        return Named("forward" if key.what == MESSAGES["F"] else "backward", number, with_peer=False)
+
+    # ------------------------------------------------------------------ over links
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a payload may have."""
+        workload = text_of(self.recipe)
+        tokens = workload.batch_size // microbatches(self.recipe) * workload.sequence_length
+        return largest_payload(tokens, models.hidden_width(workload))
+
+    @property
+    def most_frames(self) -> int:
+        """How many messages may wait unsent, or untaken, on one connection."""
+        return _FRAMES * microbatches(self.recipe)
+
+    def work_ns(self, job: PlaceJob) -> Callable[[str], int]:
+        """Return how long a stage takes for what."""
+        compute, stages = job.compute, self.recipe.pipeline.stages
+        assert isinstance(compute, Paced)
+        forward, backward = ((ns * stages)[job.place] for ns in (compute.forward_ns, compute.backward_ns))
+        return durations_of(compute, forward=forward, backward=backward, update=compute.update_ns)
+
+    def ending(self, job: PlaceJob, gather: Gather, asked: Callable[[], bool]) -> Stops:
+        """All stages end after the same step."""
+        return Stops(asked, job.budget_s, job.compute.dilation)
+
+    def side(self, place: int, peer: int) -> Side:
+        """Return where a neighbour is."""
+        return "upstream" if peer < place else "downstream"
+
+
+class StageInMemory:
+    """A stage's node in one process with all others: what it sends is copied, and its errors bear its name."""
+
+    def __init__(self, training: PipelineTraining, place: int) -> None:
+        """StageError or SpecError where the node cannot be made."""
+        self._name, self._stage = training.job.places[place], None
+        self._most_bytes = training.most_bytes
+        with self._named():
+            self._stage = training.node(place)
+        self.does: Node = self._stage
+        """What a stopwatch may be put before."""
+        self.said, self.hooks = self._stage.said, self._stage.hooks
+
+    def work(self, what: str, key: Key, value: Any) -> Any:
+        """Compute."""
+        with self._named():
+            return self.does.work(what, key, value)
+
+    def encode(self, key: Key, value: Any) -> Encoded:
+        """Return a copy of the payload. TransportError, as of a connection, for one that is too large."""
+        with self._named():
+            encoded = self.does.encode(key, value)
+        assert isinstance(encoded.payload, memoryview)
+        if (size := len(encoded.payload)) > self._most_bytes:
+            raise TransportError(
+                f"{self._name}: the {key.what} of {key.phase} step {key.step}, micro-batch {key.part} has "
+                f"{size} bytes; this job takes {self._most_bytes} at most"
+            )
+        return encoded._replace(payload=memoryview(bytearray(encoded.payload)))
+
+    def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
+        """Return the messages' tensors."""
+        with self._named():
+            return self.does.decode(messages)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say whose error it is: of a codec from outside it may be of any kind."""
+        try:
+            yield
+        except Exception as error:
+            explain_memory(self._name, self._stage, error)
+            said = str(error) if isinstance(error, TestbedError) else f"{type(error).__name__}: {error}"
+            named = said if said.startswith(self._name) else f"{self._name}: {said}"
+            raise (SpecError if isinstance(error, UserError) else StageError)(named) from error

@@ -1,0 +1,136 @@
+"""Data parallel training: the workers of a recipe and a star's server, in one process or over links. What each does is
+its program (`jobs.data_parallel`, `jobs.asynchronous`), what it computes, encodes and decodes its `worker_node` or what
+`arrivals` has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from testbed.devices import flops
+from testbed.jobs.actions import Job, Key, Node
+from testbed.jobs.asynchronous import GOODBYE
+from testbed.jobs.data_parallel import MESSAGES, DataParallelJob
+from testbed.jobs.decision import Decision
+from testbed.jobs.kind import Setting
+from testbed.jobs.recorder import Named, Recorded, Said
+from testbed.pipeline.ending import Announced, Ending
+from testbed.pipeline.gather import Gather
+from testbed.pipeline.job import PlaceJob
+from testbed.pipeline.training import Measure, Training, durations_of
+from testbed.policies.deco import MOST_STALENESS
+from testbed.replicas.arrivals import Rounds, Server, training_of
+from testbed.replicas.leader import Leader
+from testbed.replicas.learners import learner_of
+from testbed.replicas.pace import as_stated, worker_times
+from testbed.replicas.worker import Learner
+from testbed.replicas.worker_node import ExchangeNode, WorkerNode
+from testbed.spec import Paced
+
+_FRAMES = 4
+"""Messages beyond its staleness that may wait unsent, or untaken, on one connection."""
+_MOST = 4
+"""How many times as long as fp32 a payload may be."""
+
+
+class ReplicasTraining(Training):
+    """The training of workers that each hold the whole model."""
+
+    names = (*MESSAGES, GOODBYE)
+
+    def __init__(self, setting: Setting, decisions: Sequence[Decision] = ()) -> None:
+        """`decisions` change the recipe's numbers while training lasts."""
+        super().__init__(setting)
+        recipe = self.recipe
+        assert recipe.data is not None
+        self.data, training, first = recipe.data, recipe.training, as_stated(recipe)
+        self._arrivals = None if self.data.arrivals is None else training_of(recipe)
+        self._codecs = first.codecs
+        self._synchronous = DataParallelJob(
+            self.data.workers,
+            self.data.exchange,
+            first.staleness,
+            first.local_steps,
+            training.steps,
+            evaluate_every=training.evaluate_every,
+            target_loss=training.target_loss,
+            decisions=decisions,
+        )
+        self.job: Job = self._synchronous if self._arrivals is None else self._arrivals.job()
+        self._shapes: Sequence[Sequence[int]] = ()
+
+    def learner(self, number: int) -> Learner:
+        """Make what a worker learns."""
+        return learner_of(self.recipe, number, vocabulary=self.setting.vocabulary, tokens=self.setting.tokens)
+
+    def node(self, place: int, measure: Measure | None = None) -> Node:
+        """Make what a place has. SpecError for more fragments than the model has tensors."""
+        server = place == self.data.workers
+        if server and self._arrivals is None and self._shapes:
+            return ExchangeNode(self.recipe, place, self._shapes)
+        learner = self.learner(min(place, self.data.workers - 1))  # a server needs the shapes, or evaluates
+        self._shapes = [tuple(parameter.shape) for parameter in learner.parameters]
+        if self._arrivals is not None:
+            if server:
+                return Server(self._arrivals, learner, self._codecs)
+            return Rounds(self._arrivals, place, learner, self._codecs[place])
+        return ExchangeNode(self.recipe, place, self._shapes) if server else WorkerNode(self.recipe, place, learner)
+
+    def named(self, key: Key) -> Named:
+        """Return how records name a message: all go the same way, and belong to a step."""
+        return Named("backward", key.step)
+
+    def settle(self, done: Sequence[tuple[Recorded, Said]]) -> Said:
+        """The last place says the loss of all: their mean over the batch, or the last worker's evaluation."""
+        for recorded, _ in done:  # none comes before another where time stands still
+            recorded.received.sort(key=lambda frame: (frame.microbatch, frame.peer or 0))
+        (last, said), workers = done[-1], [each for _, each in done[: self.data.workers]]
+        if last.phase != "train":
+            return said._replace(loss=workers[-1].loss, accuracy=workers[-1].accuracy)
+        weighed = [weight * (each.loss or 0.0) for weight, each in zip(self.data.weights, workers, strict=True)]
+        return said._replace(loss=math.fsum(weighed))
+
+    # ------------------------------------------------------------------ over links
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a payload may have."""
+        return _MOST * 4 * flops.whole_model(self.recipe.workload) + (1 << 20)
+
+    @property
+    def most_frames(self) -> int:
+        """How many messages may wait unsent, or untaken, on one connection."""
+        return max(self.data.staleness) + _FRAMES
+
+    def job_of(self, job: PlaceJob) -> Job:
+        """Return what a place's program is of. One of the places may choose for all."""
+        if self._arrivals is not None:
+            return self._arrivals.job(job.compute.dilation)
+        if self.data.deco is None:
+            return self.job
+        leader = self.data.workers if self.data.exchange == "star" else 0
+        raw_bytes = 4 * sum(map(math.prod, self._shapes))
+        chooser = Leader.of(job, raw_bytes) if job.place == leader else None
+        return replace(self._synchronous, leader=leader, chooser=chooser)
+
+    def work_ns(self, job: PlaceJob) -> Callable[[str], int]:
+        """Return how long a place takes for what. A server adds up in no time, and applies in an update's."""
+        assert isinstance(job.compute, Paced)
+        if job.place == self.data.workers:
+            return durations_of(job.compute, apply=job.compute.update_ns)
+        times = worker_times(job.compute, self.data, self.recipe.pipeline, job.place)
+        takes_ns = {"local step": times.local_ns, "update": times.update_ns}
+        return lambda what: takes_ns.get(what, 0)
+
+    def ending(self, job: PlaceJob, gather: Gather, asked: Callable[[], bool]) -> Ending:
+        """All end after the same step; or after the server's in which it is asked, which its workers follow."""
+        if self._arrivals is not None:
+            return Ending(asked if job.place == self.data.workers else lambda: False)
+        furthest = max(*self.data.staleness, 0 if self.data.deco is None else MOST_STALENESS)
+        steps = self.recipe.training.steps
+        return Announced(asked, gather, decides=job.place == 0, steps=steps, furthest=furthest)
+
+    def misses_nobody(self, place: int) -> bool:
+        """An asynchronous server has gone on without those that were lost."""
+        return self._arrivals is not None and place == self.data.workers
