@@ -43,7 +43,6 @@ class Codecs(NamedTuple):
     """In so many first steps, and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first
     message."""
     refresh_every: int = 0
-    seed: int = 0
 
     def anew(self, step: int) -> bool:
         """Say whether codecs begin anew in a step."""
@@ -52,7 +51,7 @@ class Codecs(NamedTuple):
     def make(self, stream: Stream) -> Codec:
         """Make the codec of a stream. SpecError where there is no such codec."""
         kind, layer, tokens, which = stream
-        context = Context(self.seed, (layer * TOKENS + tokens[0]) * 2 + which, "forward")
+        context = Context(0, (layer * TOKENS + tokens[0]) * 2 + which, "forward")
         wanted = self.keys_and_values if kind == "keys and values" else self.boundary
         return make(wanted, context) if isinstance(wanted, str) else wanted(stream, context)
 
@@ -194,23 +193,10 @@ class TokenWorker(SamplingNode):
 class Workers:
     """The workers of a program in one process, for one request after another."""
 
-    def __init__(
-        self,
-        model: Dit,
-        program: Program,
-        codec: str | CodecOf = "fp32",
-        *,
-        boundary: str = "fp32",
-        key_steps: int = 1,
-        refresh_every: int = 0,
-        decode_once: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """`codec`: of keys and values; the others are those of `Codecs`. `decode_once`: what several workers receive is
-        decoded by the first of them, which gives the others what they would have. SpecError for a program or a codec
-        that cannot be.
+    def __init__(self, model: Dit, program: Program, codecs: Codecs, *, decode_once: bool = False) -> None:
+        """`decode_once`: what several workers receive is decoded by the first of them, which gives the others what they
+        would have. SpecError for a program or a codec that cannot be.
         """
-        codecs = Codecs(codec, boundary, key_steps, refresh_every, seed)
         self._model, self._steps = model, program.steps
         self._job = SamplingJob(program.actions(), 1)
         places = range(program.workers)

@@ -16,7 +16,7 @@ import torch
 
 from testbed.diffusion import experts, programs
 from testbed.diffusion.dit import DitSize, build_dit, start
-from testbed.diffusion.workers import Workers
+from testbed.diffusion.workers import Codecs, Workers
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
@@ -310,14 +310,9 @@ def _sampled(asked: Table) -> Record:
     program = programs.Program(
         asked["name"], asked["workers"], 4, 4, 16, 4, asked.get("warmup", 1), asked.get("patches", 1)
     )
-    named = {name: asked[name] for name in ("refresh_every", "decode_once") if name in asked}
-    workers = Workers(
-        _dit(),
-        program,
-        noted(asked.get("codec", "N(compactfusion(onebit))")),
-        boundary=noted(asked.get("boundary", "fp32")),
-        **named,
-    )
+    codec, boundary = asked.get("codec", "N(compactfusion(onebit))"), asked.get("boundary", "fp32")
+    codecs = Codecs(noted(codec), noted(boundary), refresh_every=asked.get("refresh_every", 0))
+    workers = Workers(_dit(), program, codecs, decode_once=asked.get("decode_once", False))
     found = [workers.sample(*start(8, seed)) for seed in (0, 1)]
     sizes = [sorted((repr(tuple(part)), size) for part, size in each.frame_bytes.items()) for each in found]
     return {"images": digest([hash_of(each.images) for each in found]), "frames": digest(sizes)}

@@ -11,7 +11,7 @@ from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule, sample_exp
 from testbed.diffusion.inside import LiveSampling
 from testbed.diffusion.live import sample_live
 from testbed.diffusion.programs import Costs, Program, trace_of
-from testbed.diffusion.workers import Workers
+from testbed.diffusion.workers import Codecs, Workers
 from testbed.jobs.sampling import sent_parts
 from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
@@ -71,7 +71,7 @@ def in_one_process(of: LiveSampling, dit: Dit) -> tuple[torch.Tensor, dict]:  # 
     if isinstance(program, ExpertProgram):
         found = sample_experts(dit, *request, program.steps, program.schedule, workers=program.workers, codec=of.codec)
         return found.images, found.frame_bytes
-    sampled = Workers(dit, program, of.codec, boundary=of.boundary).sample(*request)
+    sampled = Workers(dit, program, Codecs(of.codec, of.boundary)).sample(*request)
     return sampled.images, dict(sampled.frame_bytes)
 
 
