@@ -76,7 +76,7 @@ class Order(Frozen):
     samplings: tuple[LiveSampling, ...]
 
 
-class _End:
+class _LastMoment:
     """Observes when a worker has ended."""
 
     at_ns = 0
@@ -136,7 +136,7 @@ def _sample(
             )
             for peer, sock in zip(peers_of(job.workers[number]), sockets, strict=True)
         }
-        worker, end = work.worker(sampling, job, number), _End()
+        worker, last = work.worker(sampling, job, number), _LastMoment()
         wait_until(at_ns)
         Live(
             number,
@@ -146,7 +146,7 @@ def _sample(
             ending=Stops(None, 1, lambda: False),
             takes=lambda action: sampling.work_ns if isinstance(action, Work) else 0,
             timeout_s=_PATIENCE_S,
-            observers=[end],
+            observers=[last],
         ).run(job.program(number))
         for peer in sorted(connections, key=lambda peer: sorted((peer, number))):  # pair by pair, in all workers' order
             connections[peer].close(_PATIENCE_S)
@@ -158,7 +158,7 @@ def _sample(
     return {
         "images": worker.images if number == 0 or isinstance(worker, ExpertWorker) else torch.zeros(0),
         "sent": torch.tensor(sent, dtype=torch.int64).view(-1, 3),
-        "took_ns": torch.tensor(end.at_ns - at_ns),
+        "took_ns": torch.tensor(last.at_ns - at_ns),
     }
 
 
