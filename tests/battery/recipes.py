@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from testbed.diffusion.workers import Codecs, Workers
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
+from testbed.jobs.loop import Loop
 from testbed.pipeline import alone
 from testbed.replicas import arrivals, events, federated, learners, stacked, stacked_text
 from testbed.replicas.training import ReplicasTraining
@@ -319,9 +321,13 @@ def _sampled(asked: Table) -> Record:
 
 
 def _experts(schedule: experts.Schedule) -> Record:
-    found = experts.sample_experts(
-        _dit(4), *start(4 * experts.BLOCK, 0), 4, schedule, workers=3, codec=noted("N(fp16)")
-    )
+    at, request = Loop.at, start(4 * experts.BLOCK, 0)
+
+    def in_turn(loop: Loop, when_ns: int, call: Callable[..., None], *given: Any, order: int = 0) -> None:
+        at(loop, when_ns, call, *given)  # as it was recorded: whoever was woken first, and not the first worker
+
+    with mock.patch.object(Loop, "at", in_turn):
+        found = experts.sample_experts(_dit(4), *request, 4, schedule, workers=3, codec=noted("N(fp16)"))
     sizes = sorted((repr(tuple(part)), size) for part, size in found.frame_bytes.items())
     return {"images": hash_of(found.images), "frames": digest(sizes)}
 
