@@ -35,9 +35,10 @@ from testbed.jobs.loop import Lane
 from testbed.jobs.sampling import Actions, Compute, SamplingJob
 from testbed.net.kernel.namespace import enter
 from testbed.net.lab import Lab, LabSpec
-from testbed.pipeline.gather import Gather, Stops, make_sockets
+from testbed.pipeline.ending import Ending
+from testbed.pipeline.gather import Gather, make_sockets
 from testbed.pipeline.live import Live
-from testbed.pipeline.pacing import be_prompt, wait_until
+from testbed.pipeline.pacing import Line, be_prompt, wait_until
 from testbed.pipeline.transport import Connection
 from testbed.play.connections import Connections
 from testbed.play.inside import ONE_PAGE
@@ -143,8 +144,8 @@ def _sample(
             worker,
             connections,
             gather=gather,
-            ending=Stops(None, 1, lambda: False),
-            takes=lambda action: sampling.work_ns if isinstance(action, Work) else 0,
+            ending=Ending(lambda: False),
+            line=lambda: Line(lambda action: sampling.work_ns if isinstance(action, Work) else 0),
             timeout_s=_PATIENCE_S,
             observers=[last],
         ).run(job.program(number))
