@@ -19,7 +19,8 @@ TestbedError                exit status 1: ours
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class TestbedError(Exception):
@@ -85,3 +86,13 @@ class ResultsError(TestbedError):
 
 class GuestKernelError(TestbedError):
     """The guest kernel could not be had, or died."""
+
+
+def status_of(program: Callable[[], object]) -> int:
+    """Run a program to its end and return its exit status; an error goes to stderr as one message."""
+    try:
+        program()
+    except TestbedError as error:
+        sys.stderr.write(f"testbed: error: {error}\n")
+        return error.exit_status
+    return 0

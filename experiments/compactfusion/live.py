@@ -138,10 +138,9 @@ def rows_of(dit: Dit, link: str, wanted: Sequence[tuple[str, LiveSampling]], ker
         again, sent = (
             sum(getattr(state, field) for state in told.sockets[0]) for field in ("bytes_retransmitted", "bytes_sent")
         )
-        live_s = max(moments[-1] for moments in live.moments_ns) / 1e9
         yield Row(
-            name, link, WORKERS, STEPS, sum(sizes) / len(sizes), ideal_ns / 1e9, seconds[0], live_s, seconds[1],
-            again / sent,
+            name, link, WORKERS, STEPS, sum(sizes) / len(sizes), ideal_ns / 1e9, seconds[0], live.took_ns / 1e9,
+            seconds[1], again / sent,
         )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.diffusion.programs import Part, Program, ProgramName
-from testbed.diffusion.workers import Workers
+from testbed.diffusion.workers import Codecs, Workers
 from testbed.jobs.sampling import sent_parts
 from testbed.workloads import images as image_sets
 
@@ -47,7 +47,7 @@ class Arm:
     codec: str = "fp16"
     warmup: int = 1
     options: dict[str, int] = field(default_factory=dict)
-    """Of `Workers`."""
+    """Of `Codecs`."""
     workers: tuple[int, ...] = (4,)
     steps: tuple[int, ...] = STEPS
 
@@ -135,7 +135,7 @@ def program_of(arm: str, program: ProgramName, workers: int, steps: int, warmup:
 def measure(model: Dit, arm: Arm, workers: int, steps: int, seeds: Iterable[int], unsplit: Unsplit) -> Iterator[Row]:
     """Yield a row for each seed, and keep the bytes of the last one's messages in `unsplit.messages`."""
     program = program_of(arm.name, arm.program, workers, steps, arm.warmup, model.size.layers)
-    team = Workers(model, program, arm.codec, boundary="fp16", decode_once=True, **arm.options)
+    team = Workers(model, program, Codecs(arm.codec, boundary="fp16", **arm.options), decode_once=True)
     for seed in seeds:
         noise, labels = start(unsplit.images, seed)
         found = team.sample(noise, labels)
@@ -216,7 +216,8 @@ def errors(model: Dit, steps: int, images: int) -> Iterator[Error]:
         def watch(part: Part, before: Tensor, after: Tensor, sent: Any = sent, got: Any = got) -> None:
             sent[part], got[part] = before, after
 
-        Workers(model, program_of(name, "ring", 2, steps, 1, model.size.layers), codec).sample(*start(images, 0), watch)
+        program = program_of(name, "ring", 2, steps, 1, model.size.layers)
+        Workers(model, program, Codecs(codec)).sample(*start(images, 0), watch)
         if not exact:
             exact = sent
         for step in range(steps):

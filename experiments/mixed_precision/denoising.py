@@ -28,7 +28,7 @@ from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import load_dit
 from testbed.diffusion.programs import Part, Program
-from testbed.diffusion.workers import Stream, Workers
+from testbed.diffusion.workers import Codecs, Stream, Workers
 from testbed.jobs.sampling import sent_parts
 from testbed.policies import precision
 
@@ -133,7 +133,7 @@ class Sampler:
             return Delta(context, ByStep(inner, self._firsts), first="byte")
 
         team, errors, frame_bytes = (
-            Workers(self._model, self._program, codec_of, boundary="fp16", decode_once=True),
+            Workers(self._model, self._program, Codecs(codec_of, boundary="fp16"), decode_once=True),
             dict[int, float](),
             dict[Part, int](),
         )

@@ -13,26 +13,13 @@ devices_page    the README of the shipped devices
 
 from __future__ import annotations
 
-from testbed.devices.codec_cost import DeviceRates, device_codec_ns, rates_of
+from testbed.devices.codec_cost import device_codec_ns, rates_of
 from testbed.devices.compute import compute_of, compute_of_job
-from testbed.devices.device import (
-    ComputeDevice,
-    MatrixSpeed,
-    PartTimes,
-    RecordedTimes,
-    device_files,
-    load_device,
-    read_device,
-    write_device,
-)
+from testbed.devices.device import ComputeDevice, device_files, load_device, read_device, write_device
 from testbed.devices.this_machine import caveat, cores_needed, host, needed_dilation
 
 __all__ = [
     "ComputeDevice",
-    "DeviceRates",
-    "PartTimes",
-    "RecordedTimes",
-    "MatrixSpeed",
     "caveat",
     "compute_of",
     "compute_of_job",

@@ -122,11 +122,8 @@ _UNITS = {
     "update": _Unit("update_ns", units.parse_time, units.write_time),
 }
 _KEY_OF = {unit.field: key for key, unit in _UNITS.items()}
-_INNER: dict[str, type[BaseModel]] = {
-    **dict.fromkeys(("fp32", "half"), MatrixSpeed),
-    "recorded": RecordedTimes,
-    **dict.fromkeys(("embedding", "layer", "head"), PartTimes),
-}
+_INNER: dict[str, type[BaseModel]] = {"fp32": MatrixSpeed, "half": MatrixSpeed}
+_INNER |= dict.fromkeys(("embedding", "layer", "head"), PartTimes)
 """Name of a table -> the record that it holds."""
 
 
@@ -179,19 +176,15 @@ def _fields(table: Mapping[str, Any], record: type[BaseModel], place: Place) -> 
                 fields[unit.field] = unit.parse(value)
             except SpecError as error:
                 raise SpecError(f"{dotted(here)}: {error}") from None
+        elif key == "recorded":
+            if not isinstance(value, list):
+                raise SpecError(f"{key} must be an array of tables; write [[recorded]]")
+            fields[key] = [_table(entry, RecordedTimes, (key, number)) for number, entry in enumerate(value)]
         elif inner := _INNER.get(key):
-            fields[key] = _inner(value, inner, here)
+            fields[key] = _table(value, inner, here)
         else:
             fields[key] = value
     return fields
-
-
-def _inner(value: object, record: type[BaseModel], place: Place) -> Any:
-    if record is RecordedTimes:
-        if not isinstance(value, list):
-            raise SpecError(f"{dotted(place)} must be an array of tables; write [[recorded]]")
-        return [_table(entry, record, (*place, number)) for number, entry in enumerate(value)]
-    return _table(value, record, place)
 
 
 def _table(value: object, record: type[BaseModel], place: Place) -> dict[str, Any]:

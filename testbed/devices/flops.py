@@ -19,7 +19,8 @@ ADAMW_BYTES = 28
 
 def layer(size: ModelSize, *, sequence_length: int, sequences: int) -> int:
     """Count one layer's forward pass."""
-    products = 2 * _layer_products(size) * sequence_length * sequences
+    matrices = [shape for shape in models.family(size.family).layer_shapes(size) if len(shape) == 2]
+    products = 2 * sum(map(math.prod, matrices)) * sequence_length * sequences
     return products + 4 * sequence_length**2 * size.width * sequences
 
 
@@ -37,17 +38,8 @@ def stage(size: ModelSize, layers: range, *, sequence_length: int, sequences: in
 
 
 def parameters(size: ModelSize, layers: range) -> int:
-    """Count the parameters of one stage: its layers, the embeddings of the first, the last norm and output layer of the
-    last.
-    """
-    family = models.family(size.family)
-    norm = size.width * (2 if family.biases else 1)
-    count = len(layers) * sum(map(math.prod, family.layer_shapes(size)))
-    if layers.start == 0:
-        count += size.width * (size.vocabulary + (size.context if family.learned_positions else 0))
-    if layers.stop == size.layers:
-        count += size.width * size.vocabulary + norm
-    return count
+    """Count the parameters of one stage."""
+    return sum(map(math.prod, models.shapes_of(size, layers)))
 
 
 def image(spec: ImagesSpec) -> int:
@@ -58,10 +50,3 @@ def image(spec: ImagesSpec) -> int:
 def whole_model(spec: Workload) -> int:
     """Count the parameters of a workload's whole model. SpecError or UnknownNameError where there is none."""
     return sum(map(math.prod, models.parameter_shapes(spec)))
-
-
-def _layer_products(size: ModelSize) -> int:
-    """Count the parameters of one layer that are matrices."""
-    keys = size.width * size.key_heads // size.heads
-    attention = size.width * (2 * size.width + 2 * keys)
-    return attention + size.width * size.inner * models.family(size.family).feed_forward_matrices

@@ -15,7 +15,6 @@ from testbed.devices import flops
 from testbed.devices.device import (
     ComputeDevice,
     MatrixSpeed,
-    PartTimes,
     Precision,
     RecordedTimes,
     read_device,
@@ -51,31 +50,18 @@ def record_model(
             f"cannot record {sequences} sequences of {sequence_length} tokens; {model} needs at least one sequence, of "
             f"2 to {size.context} tokens"
         )
+    shape = {"model": model, "sequence_length": sequence_length, "sequences": sequences, "precision": precision}
     answer = process.ask(
         "testbed.devices.worker",
-        {
-            "model": model,
-            "sequence_length": sequence_length,
-            "sequences": sequences,
-            "precision": precision,
-            "device": device,
-        },
+        {**shape, "device": device},
         attempt=f"record {model} on {device}",
         failure=StageError,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=None,  # a model may be named by the path of its folder
         **paths.as_invoking_user(),
     )
-    recorded = RecordedTimes(
-        model=model,
-        sequence_length=sequence_length,
-        sequences=sequences,
-        precision=precision,
-        software=f"torch {answer['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}",
-        embedding=PartTimes(**answer["embedding"]),
-        layer=PartTimes(**answer["layer"]),
-        head=PartTimes(**answer["head"]),
-    )
+    software = f"torch {answer['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}"
+    recorded = RecordedTimes.model_validate({**shape, "software": software, **answer["parts"]})
     return MachineRecording(recorded, answer["machine"] or cpu_model(), answer["memory_bytes"])
 
 
@@ -108,24 +94,20 @@ def with_recording(
     return known.model_copy(update=changes)
 
 
-def keep_recording(path: Path, recording: MachineRecording) -> ComputeDevice:
-    """Write a recording into a device file, which is made where there is none.
+def keep_recording(path: Path, recording: MachineRecording, *, anew: bool = False) -> ComputeDevice:
+    """Write a recording into a device file, which is made where there is none, for the person behind sudo; see
+    `with_recording`.
 
     SpecError when an existing file is not a device file, or when it cannot be written.
     """
-    device = with_recording(read_device(path) if path.exists() else None, path.stem, recording)
-    save_device(path, device)
-    return device
-
-
-def save_device(path: Path, device: ComputeDevice) -> None:
-    """Write a device file that belongs to the person behind sudo. SpecError when that cannot be done."""
+    device = with_recording(read_device(path) if path.exists() else None, path.stem, recording, anew=anew)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(write_device(device), encoding="utf8")
         paths.give_to_user(path)
     except OSError as error:
         raise SpecError(f"cannot write {path}: {error.strerror}") from None
+    return device
 
 
 def cpu_model() -> str:

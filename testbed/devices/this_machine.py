@@ -42,8 +42,7 @@ def host(precision: Precision = "fp32", *, again: bool = False) -> ComputeDevice
         recording = record.record_model(
             _MODEL, sequence_length=_SEQUENCE_LENGTH, sequences=_SEQUENCES, precision=precision, device="cpu"
         )
-        device = record.with_recording(device, path.stem, recording, anew=True)
-        record.save_device(path, device)
+        device = record.keep_recording(path, recording, anew=True)
     return device
 
 

@@ -25,6 +25,8 @@ _FEWEST, _MOST = 5, 200
 """How often one part is repeated."""
 _PART_S = 1.0
 """How long one part is repeated."""
+_PARTS = ("embedding", "layer", "head")
+"""As `devices.RecordedTimes` calls them."""
 
 
 class _Times(NamedTuple):
@@ -101,20 +103,13 @@ def _part(times: _Times, updates: list[int], share: int = 1) -> dict[str, int]:
     }
 
 
-def _parameters(model: StageModel) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+def _parameters(model: StageModel) -> list[list[nn.Parameter]]:
     """Return the parameters of the embedding, of all layers and of the head, as a first, middle and last stage has
     them.
     """
-    first: list[nn.Parameter] = []
-    layers: list[nn.Parameter] = []
-    last: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        # transformers names layers NAME.NUMBER.; what comes before them embeds
-        if any(part.isdigit() for part in name.split(".")):
-            layers.append(parameter)
-        else:
-            (last if layers else first).append(parameter)
-    return first, layers, last
+    parts, tables = model.parts, [table.module for table in model.tables()]
+    owners = (tables, [parts[model.layers_name]], [parts[model.norm_name], model.lm_head])
+    return [[parameter for module in modules for parameter in module.parameters()] for modules in owners]
 
 
 def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
@@ -162,16 +157,15 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
 
         times = [_passes(watch, forward) for forward in (embed, layers, head)]
         updates = [_updates(watch, parameters) for parameters in _parameters(model)]
-    embedding, layer, last = (
-        _part(seen, update, share) for seen, update, share in zip(times, updates, (1, size.layers, 1), strict=True)
-    )
+    parts = {
+        name: _part(seen, update, share)
+        for name, seen, update, share in zip(_PARTS, times, updates, (1, size.layers, 1), strict=True)
+    }
     return {
         "machine": torch.cuda.get_device_name() if device.startswith("cuda") else None,
         "memory_bytes": torch.cuda.get_device_properties(0).total_memory if device.startswith("cuda") else None,
         "torch": torch.__version__,
-        "embedding": embedding,
-        "layer": layer,
-        "head": last,
+        "parts": parts,
     }
 
 

@@ -9,9 +9,9 @@ step.
 | `pretrain` | trains it once a machine, and the classifier whose features quality is measured in | yes |
 | `quality` | relative L2, PSNR, Frechet distance | yes |
 | `programs` | who computes, sends and waits for what, in which order: lists of actions, and their traces | no |
-| `workers` | what a worker of a program computes, with real payloads; and all of them in one process | yes |
+| `workers` | what a worker of a program computes, with real payloads | yes |
 | `experts` | the same for expert parallelism of the variant with experts, and DICE's schedules | yes |
-| `exchange` | has workers do their actions, whatever lies between them | no |
+| `node` | a worker as a node of `jobs.sampling`, and all of them in one process | yes |
 | `live` | samples with a worker in each node of a lab, over TCP, on the virtual clock | yes |
 | `inside` | what `live` runs in the guest | yes |
 """

@@ -24,13 +24,13 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.contract import Context, MessageKey, Payload
 from testbed.codecs.make import make
 from testbed.diffusion.dit import TOKENS, TOP, Block, Dit, Routing, by_heads, to_images
-from testbed.diffusion.exchange import Payload, run_together
+from testbed.diffusion.node import Sampled, SamplingNode, run_together
 from testbed.diffusion.programs import Costs, Crossing, Deferred, divide, trace_of
 from testbed.errors import CodecError, SpecError
-from testbed.jobs.sampling import Action, Actions, Compute, Receive, Send
+from testbed.jobs.sampling import Action, Actions, Compute, Receive, SamplingJob, Send
 from testbed.play.trace import Trace
 
 BLOCK: Final = 16
@@ -57,22 +57,6 @@ class Schedule(NamedTuple):
     warmup: int = 1
     """Synchronous steps at the beginning."""
 
-    def lag_of(self, layer: int, layers: int, step: int) -> int:
-        """Return by how many steps a layer's outputs may be late in a step."""
-        waits = {
-            "none": False,
-            "deep": layer >= layers - layers // 2,
-            "shallow": layer < layers // 2,
-            "staggered": layer % 2 == 1,
-        }[self.synchronous]
-        return 0 if waits or step < self.warmup else self.lag
-
-    def slots(self, layer: int, layers: int, step: int) -> tuple[int, ...]:
-        """Return which of a token's experts it is sent to in a step: 0 is that of the higher score."""
-        if self.skip == "none" or not self.lag_of(layer, layers, step) or step % 2 == 0:
-            return tuple(range(TOP))
-        return (0,) if self.skip == "low" else (1,)
-
 
 class ExpertProgram(NamedTuple):
     """How images are sampled."""
@@ -88,20 +72,20 @@ class ExpertProgram(NamedTuple):
         return [list(_actions(self, worker)) for worker in range(self.workers)]
 
     def lag_of(self, layer: int, step: int) -> int:
-        """See `Schedule.lag_of`."""
-        return self.schedule.lag_of(layer, self.layers, step)
+        """Return by how many steps a layer's outputs may be late in a step."""
+        waits = {
+            "none": False,
+            "deep": layer >= self.layers - self.layers // 2,
+            "shallow": layer < self.layers // 2,
+            "staggered": layer % 2 == 1,
+        }[self.schedule.synchronous]
+        return 0 if waits or step < self.schedule.warmup else self.schedule.lag
 
     def slots(self, layer: int, step: int) -> tuple[int, ...]:
-        """See `Schedule.slots`."""
-        return self.schedule.slots(layer, self.layers, step)
-
-
-class ExpertSampled(NamedTuple):
-    """What came of a request."""
-
-    images: Tensor
-    """(B, 64), -1 to 1."""
-    frame_bytes: dict[Crossing, int]
+        """Return which of a token's experts it is sent to in a step: 0 is that of the higher score."""
+        if self.schedule.skip == "none" or not self.lag_of(layer, step) or step % 2 == 0:
+            return tuple(range(TOP))
+        return (0,) if self.schedule.skip == "low" else (1,)
 
 
 class _AtExpert(NamedTuple):
@@ -123,11 +107,12 @@ class _Used(NamedTuple):
     """By the worker that they are sent to; block by block, and expert by expert."""
 
 
-class ExpertWorker:
+class ExpertWorker(SamplingNode):
     """What one worker holds of a request: its images, and the experts that are at it."""
 
-    def __init__(self, model: Dit, program: ExpertProgram, number: int, codec: str) -> None:
+    def __init__(self, job: SamplingJob, number: int, model: Dit, program: ExpertProgram, codec: str) -> None:
         """`codec`: of all tokens that cross, one without memory. SpecError for a codec that cannot be."""
+        super().__init__(job, number)
         self._model, self._program, self._number = model, program, number
         self._codec = make(codec, Context(0, 0, "forward"))
 
@@ -274,14 +259,15 @@ class ExpertWorker:
 @torch.no_grad()
 def sample_experts(
     model: Dit, noise: Tensor, labels: Tensor, steps: int, schedule: Schedule, *, workers: int = 1, codec: str = "fp32"
-) -> ExpertSampled:
+) -> Sampled:
     """Sample images from noise (T, B, 4) with all workers in one process; see `ExpertWorker`, also for errors."""
     program = ExpertProgram(schedule, workers, model.size.layers, steps)
-    team = [ExpertWorker(model, program, number, codec) for number in range(workers)]
+    job = SamplingJob(program.actions(), 1)
+    team = [ExpertWorker(job, number, model, program, codec) for number in range(workers)]
     for worker in team:
         worker.begin(noise, labels)
-    frame_bytes = run_together(team, program.actions())
-    return ExpertSampled(torch.cat([worker.images for worker in team]), frame_bytes)
+    frame_bytes = run_together(job, team)
+    return Sampled(torch.cat([worker.images for worker in team]), frame_bytes)
 
 
 def _attended(block: Block, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:

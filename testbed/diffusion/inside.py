@@ -14,28 +14,30 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from testbed.diffusion.dit import TOKENS, Dit, DitSize, start
-from testbed.diffusion.exchange import SamplingWorker, proceed
 from testbed.diffusion.experts import ExpertProgram, ExpertWorker
-from testbed.diffusion.programs import Message, Program
+from testbed.diffusion.programs import Program
 from testbed.diffusion.workers import Codecs, Conditions, TokenWorker
 from testbed.errors import StageError
 from testbed.frozen import Frozen
-from testbed.jobs.actions import Key, Work
-from testbed.jobs.sampling import Action, Actions, Compute, numbers_of
+from testbed.jobs.actions import Work
+from testbed.jobs.loop import Lane
+from testbed.jobs.sampling import Actions, Compute, SamplingJob
 from testbed.net.kernel.namespace import enter
 from testbed.net.lab import Lab, LabSpec
+from testbed.pipeline.ending import Ending
+from testbed.pipeline.gather import Gather, make_sockets
+from testbed.pipeline.live import Live
 from testbed.pipeline.pacing import Line, be_prompt, wait_until
 from testbed.pipeline.transport import Connection
 from testbed.play.connections import Connections
@@ -50,8 +52,8 @@ _PATIENCE_S = 3600.0
 _MOST = 16
 """How many times as long as all tokens' hidden states in fp32 a payload may be."""
 _TOKEN = b"diffusion live 1"
-_DONE = b""
-_PART = "part"
+_NAMES = ("part", "crossing")
+"""What `SamplingJob` calls its messages."""
 
 
 class LiveSampling(Frozen):
@@ -61,14 +63,9 @@ class LiveSampling(Frozen):
     """With a node for each worker, in a star."""
     program: Program | ExpertProgram
     images: int
-    seed: int = 0
-    """Of the noise: see `dit.start`."""
     codec: str = "fp32"
     """Of keys and values, or of the tokens that go to experts and back."""
     boundary: str = "fp32"
-    key_steps: int = 1
-    refresh_every: int = 0
-    """As in `workers.Codecs`."""
     work_ns: int = 0
     """How long each computation takes on the emulated device."""
 
@@ -80,36 +77,14 @@ class Order(Frozen):
     samplings: tuple[LiveSampling, ...]
 
 
-class _Links:
-    """What lies between one worker and all others: connections, and the emulated device's time."""
+class _LastMoment:
+    """Observes when a worker has ended."""
 
-    def __init__(self, connections: Mapping[int, Connection], numbers: Mapping[Message, int], work_ns: int) -> None:
-        self._connections, self._numbers = connections, numbers
-        self._line, self._arrived_ns = Line(lambda action: work_ns), 0
-        self.moments_ns: list[int] = []
-        """When each action was done."""
+    at_ns = 0
 
-    def compute(self, worker: SamplingWorker, action: Compute) -> None:
-        self._line.came(self._arrived_ns)
-        began_ns = self._line.now()
-        worker.compute(action)
-        self._line.spent(Work("compute", Key(_PART, action.step)), began_ns)
-        self._line.wait()
-        self.moments_ns.append(time.monotonic_ns())
-
-    def send(self, part: Message, peer: int, payload: bytes) -> None:
-        key = self._key(part)
-        self._connections[peer].send(key, payload, not_before_ns=self._line.at_ns)
-        self.moments_ns.append(time.monotonic_ns())
-
-    def take(self, part: Message, peer: int) -> memoryview:
-        arrival = self._connections[peer].take(self._key(part), _PATIENCE_S)
-        self._arrived_ns = max(self._arrived_ns, arrival.last_byte_ns)
-        self.moments_ns.append(time.monotonic_ns())
-        return arrival.payload
-
-    def _key(self, part: Message) -> Key:
-        return Key(_PART, self._numbers[part])
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note when an action ended."""
+        self.at_ns = end_ns
 
 
 # ---------------------------------------------------------------------- a worker
@@ -122,15 +97,14 @@ class _Work:
         self.model = Dit(self.order.size).requires_grad_(False)
         self.model.load_state_dict(load_file(folder / MODEL))
 
-    def worker(self, sampling: LiveSampling, number: int) -> TokenWorker | ExpertWorker:
+    def worker(self, sampling: LiveSampling, job: SamplingJob, number: int) -> TokenWorker | ExpertWorker:
         """Return a worker that has the work."""
-        program, (noise, labels) = sampling.program, start(sampling.images, sampling.seed)
+        program, (noise, labels) = sampling.program, start(sampling.images, 0)
         if isinstance(program, Program):
-            codecs = Codecs(sampling.codec, sampling.boundary, sampling.key_steps, sampling.refresh_every)
-            patch = TokenWorker(self.model, program.steps, codecs)
+            patch = TokenWorker(job, number, self.model, program.steps, Codecs(sampling.codec, sampling.boundary))
             patch.begin(noise, Conditions(self.model, labels, program.steps))
             return patch
-        expert = ExpertWorker(self.model, program, number, sampling.codec)
+        expert = ExpertWorker(job, number, self.model, program, sampling.codec)
         expert.begin(noise, labels)
         return expert
 
@@ -142,10 +116,12 @@ def peers_of(actions: Actions) -> list[int]:
 
 @torch.no_grad()
 def _sample(
-    work: _Work, sampling: LiveSampling, number: int, sockets: Sequence[socket.socket], at_ns: int
+    work: _Work, sampling: LiveSampling, number: int, sockets: Sequence[socket.socket], gather: Gather, at_ns: int
 ) -> dict[str, Tensor]:
-    """Do one worker's part; returns its images, times, and what it sent. TransportError, CodecError as they come."""
-    every = sampling.program.actions()
+    """Do one worker's part; returns its images, what it sent, and how long that took. TransportError, CodecError as
+    they come.
+    """
+    job = SamplingJob(sampling.program.actions(), 1)
     most = _MOST * 4 * TOKENS * sampling.images * work.model.size.width + (1 << 20)
     with ExitStack() as stack:
         connections = {
@@ -154,33 +130,40 @@ def _sample(
                     sock,
                     name=f"worker {number} <-> worker {peer}",
                     token=_TOKEN,
-                    names=(_PART,),
+                    names=_NAMES,
                     max_payload_bytes=most,
-                    max_frames=len(every[number]),
+                    max_frames=len(job.workers[number]),
                 )
             )
-            for peer, sock in zip(peers_of(every[number]), sockets, strict=True)
+            for peer, sock in zip(peers_of(job.workers[number]), sockets, strict=True)
         }
-        worker = work.worker(sampling, number)
+        worker, last = work.worker(sampling, job, number), _LastMoment()
         wait_until(at_ns)
-        links, ahead = _Links(connections, numbers_of(every), sampling.work_ns), deque[Action](every[number])
-        proceed(worker, ahead, links)
-        assert not ahead  # a message is waited for, however long it takes
+        Live(
+            number,
+            worker,
+            connections,
+            gather=gather,
+            ending=Ending(lambda: False),
+            line=lambda: Line(lambda action: sampling.work_ns if isinstance(action, Work) else 0),
+            timeout_s=_PATIENCE_S,
+            observers=[last],
+        ).run(job.program(number))
         for peer in sorted(connections, key=lambda peer: sorted((peer, number))):  # pair by pair, in all workers' order
             connections[peer].close(_PATIENCE_S)
         sent = [
-            (peer, frame.key.step, frame.payload_bytes)
+            (peer, frame.key.part, frame.payload_bytes)
             for peer, connection in connections.items()
             for frame in connection.sent_so_far()
         ]
     return {
         "images": worker.images if number == 0 or isinstance(worker, ExpertWorker) else torch.zeros(0),
-        "moments_ns": torch.tensor(links.moments_ns, dtype=torch.int64) - at_ns,
         "sent": torch.tensor(sent, dtype=torch.int64).view(-1, 3),
+        "took_ns": torch.tensor(last.at_ns - at_ns),
     }
 
 
-def _serve(channel: socket.socket, work: _Work, number: int) -> None:
+def _serve(channel: socket.socket, work: _Work, number: int, meeting: Sequence[socket.socket]) -> None:
     """Sample what is asked for, until nobody asks any more."""
     be_prompt()
     while True:
@@ -192,7 +175,9 @@ def _serve(channel: socket.socket, work: _Work, number: int) -> None:
             enter(fds[0])
             os.close(fds[0])
             sockets = [socket.socket(fileno=fd) for fd in fds[1:]]
-            made = _sample(work, work.order.samplings[place], number, sockets, at_ns)
+            sampling = work.order.samplings[place]
+            gather = Gather(number, meeting[: 1 if number else sampling.program.workers - 1], _PATIENCE_S)
+            made = _sample(work, sampling, number, sockets, gather, at_ns)
             save_file(made, work.folder / f"{place}-{number}.safetensors")
             channel.send(b"done")
         except Exception:
@@ -235,13 +220,13 @@ def main() -> None:
     torch.set_num_threads(1)
     work, parent = _Work(Path(sys.argv[1])), os.getpid()
     channels: list[socket.socket] = []
-    for number in range(max(sampling.program.workers for sampling in work.order.samplings)):
+    for number, meeting in enumerate(make_sockets(max(each.program.workers for each in work.order.samplings))):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             die_with_parent(parent)
             for channel in (*channels, ours):
                 channel.close()
-            _serve(theirs, work, number)
+            _serve(theirs, work, number, meeting)
             os._exit(0)
         theirs.close()
         channels.append(ours)

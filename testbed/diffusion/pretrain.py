@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from testbed import paths, results
+from testbed import results
 from testbed.diffusion.dit import SIZES, Dit, build_dit, to_tokens
-from testbed.errors import StageError, TestbedError, UnknownNameError
+from testbed.errors import StageError, UnknownNameError, status_of
 from testbed.workloads import checkpoints, models
 from testbed.workloads.images import batch_loss, build_network, images
 from testbed.workloads.networks import DIGITS
@@ -78,10 +78,7 @@ def pretrain(name: str, say: Say = lambda point: None) -> Path:
             save_file(weights, draft / "model.safetensors")
             with (draft / "curve.csv").open("w", encoding="utf8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([Point._fields, *curve])
-            checkpoints.seal(draft)
-            for path in (draft, *draft.iterdir()):
-                paths.give_to_user(path)
-            draft.rename(folder)
+            checkpoints.finish(draft, folder)
     return folder
 
 
@@ -145,10 +142,6 @@ def classifier() -> nn.Module:
     return model.requires_grad_(False)
 
 
-def _print_progress(name: str, point: Point) -> None:
-    sys.stderr.write(f"step {point.step} of {STEPS[name]}: {point.loss:.3f}\n")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Print the folder. Progress and errors go to stderr; the status is the error's."""
     parser = argparse.ArgumentParser(
@@ -156,13 +149,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("model", choices=list(SIZES))
     name = parser.parse_args(arguments).model
-    try:
-        folder = pretrain(name, lambda point: _print_progress(name, point))
-        sys.stdout.write(f"{folder}\n")
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+
+    def say(point: Point) -> None:
+        sys.stderr.write(f"step {point.step} of {STEPS[name]}: {point.loss:.3f}\n")
+
+    return status_of(lambda: sys.stdout.write(f"{pretrain(name, say)}\n"))
 
 
 if __name__ == "__main__":

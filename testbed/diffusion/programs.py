@@ -93,7 +93,7 @@ class Program(NamedTuple):
                 f"{self}: there are at most {most} workers, a patch for each of {self.rows} rows, "
                 "one step, and one synchronous step at least"
             )
-        make = {"pipefusion": _stage, "asyncdiff": _component}.get(self.name, _patch)
+        make = _stage if self.name in ("pipefusion", "asyncdiff") else _patch
         return [make(self, worker) for worker in range(self.workers)]
 
 
@@ -143,37 +143,36 @@ def _round(program: Program, worker: int, step: int, layer: int) -> list[Action]
 
 
 # ---------------------------------------------------------------------- pipelines
-def _layers(program: Program, stage: int, step: int, tokens: Tokens) -> list[Action]:
-    """Return the computation of a stage's layers."""
-    actions: list[Action] = []
-    for layer in range(*divide(program.layers, program.workers)[stage]):
-        actions += [Compute("project", step, layer, tokens), Compute("attend", step, layer, tokens)]
-    return actions
-
-
 def _stage(program: Program, stage: int) -> Actions:
-    layer, last_stage = divide(program.layers, program.workers)[stage][0], program.workers - 1
-    whole = [(0, program.tokens)]
+    """Return what a stage does; a component of asyncdiff is one that, after the synchronous steps, computes all tokens
+    at once from what was put out in the step before.
+    """
+    ends, last_stage, last = divide(program.layers, program.workers), program.workers - 1, program.steps - 1
+    apart = program.name == "asyncdiff"
+
+    def parts(step: int) -> list[Tokens]:
+        return [(0, program.tokens)] if apart or step < program.warmup else program.shards
+
     actions: list[Action] = []
     for step in range(program.steps):
-        for tokens in whole if step < program.warmup else program.shards:
+        late = apart and step >= program.warmup
+        for tokens in parts(step):
             if stage == 0:
                 if step:
                     actions += _updates(program, step - 1, tokens, step - 1 < program.warmup)
                 actions.append(Compute("begin", step, 0, tokens))
-            else:
-                actions.append(Receive(Part("hidden", step, layer, tokens), stage - 1))
-            actions += _layers(program, stage, step, tokens)
-            if stage < last_stage:
-                after = divide(program.layers, program.workers)[stage + 1][0]
-                actions.append(Send(Part("hidden", step, after, tokens), stage + 1))
-            else:
+            elif not late or step > program.warmup:  # what came in the last synchronous step is used once more
+                actions.append(Receive(Part("hidden", step - late, ends[stage][0], tokens), stage - 1))
+            for layer in range(*ends[stage]):
+                actions += [Compute("project", step, layer, tokens), Compute("attend", step, layer, tokens)]
+            if stage == last_stage:
                 actions.append(Compute("velocity", step, 0, tokens))
                 if stage:
                     actions.append(Send(Part("velocity", step, 0, tokens), 0))
+            elif not late or step < last:
+                actions.append(Send(Part("hidden", step, ends[stage + 1][0], tokens), stage + 1))
     if stage == 0:
-        last = program.steps - 1
-        for tokens in whole if last < program.warmup else program.shards:
+        for tokens in parts(last):
             actions += _updates(program, last, tokens, last < program.warmup)
     return actions
 
@@ -189,30 +188,6 @@ def _updates(program: Program, step: int, tokens: Tokens, whole: bool) -> list[A
     if program.workers == 1:
         return update
     return [Receive(Part("velocity", step, 0, tokens), program.workers - 1), *update]
-
-
-def _component(program: Program, component: int) -> Actions:
-    tokens, last, end = (0, program.tokens), program.steps - 1, program.workers - 1
-    layer = divide(program.layers, program.workers)[component][0]
-    actions: list[Action] = []
-    for step in range(program.steps):
-        if component == 0:
-            if step:
-                actions += _updates(program, step - 1, tokens, whole=False)
-            actions.append(Compute("begin", step, 0, tokens))
-        elif step != program.warmup:  # what came in the last synchronous step is used once more
-            due = step if step < program.warmup else step - 1
-            actions.append(Receive(Part("hidden", due, layer, tokens), component - 1))
-        actions += _layers(program, component, step, tokens)
-        if component < end:
-            after = divide(program.layers, program.workers)[component + 1][0]
-            if step < program.warmup or step < last:
-                actions.append(Send(Part("hidden", step, after, tokens), component + 1))
-        else:
-            actions.append(Compute("velocity", step, 0, tokens))
-            if component:
-                actions.append(Send(Part("velocity", step, 0, tokens), 0))
-    return actions + (_updates(program, last, tokens, whole=False) if component == 0 else [])
 
 
 # ---------------------------------------------------------------------- traces

@@ -18,10 +18,10 @@ from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Statefu
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.diffusion.dit import TOKEN_PIXELS, TOKENS, Dit, by_heads, rows_of_tokens, to_images
-from testbed.diffusion.exchange import run_together
+from testbed.diffusion.node import Sampled, SamplingNode, run_together
 from testbed.diffusion.programs import Kind, Part, Program, Tokens
 from testbed.errors import CodecError
-from testbed.jobs.sampling import Compute
+from testbed.jobs.sampling import Compute, SamplingJob
 
 _LENGTH = struct.Struct("<I")
 Stream = tuple[Kind, int, Tokens, int]
@@ -31,15 +31,6 @@ CodecOf = Callable[[Stream, Context], Codec]
 """Makes the codec of a stream, where it is not the same text for all."""
 Watch = Callable[[Part, Tensor, Tensor], None]
 """Is told of keys and values as they were, (2, n, B, d), and as a receiver decoded them."""
-
-
-class Sampled(NamedTuple):
-    """What came of a request."""
-
-    images: Tensor
-    """(B, 64), -1 to 1."""
-    frame_bytes: Mapping[Part, int]
-    """Of each message: its payloads, their lengths, and a frame's header."""
 
 
 class Codecs(NamedTuple):
@@ -52,7 +43,6 @@ class Codecs(NamedTuple):
     """In so many first steps, and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first
     message."""
     refresh_every: int = 0
-    seed: int = 0
 
     def anew(self, step: int) -> bool:
         """Say whether codecs begin anew in a step."""
@@ -61,7 +51,7 @@ class Codecs(NamedTuple):
     def make(self, stream: Stream) -> Codec:
         """Make the codec of a stream. SpecError where there is no such codec."""
         kind, layer, tokens, which = stream
-        context = Context(self.seed, (layer * TOKENS + tokens[0]) * 2 + which, "forward")
+        context = Context(0, (layer * TOKENS + tokens[0]) * 2 + which, "forward")
         wanted = self.keys_and_values if kind == "keys and values" else self.boundary
         return make(wanted, context) if isinstance(wanted, str) else wanted(stream, context)
 
@@ -124,14 +114,15 @@ class Conditions:
         """Of a step and layer."""
 
 
-class TokenWorker:
+class TokenWorker(SamplingNode):
     """What a worker of a `Program` holds of a request. All tensors have a place for every token, (T, B, ...)."""
 
     watch: Watch | None = None
     sent: dict[Part, Tensor]
     """Keys and values as they were, where somebody watches: shared by all workers."""
 
-    def __init__(self, model: Dit, steps: int, codecs: Codecs) -> None:
+    def __init__(self, job: SamplingJob, place: int, model: Dit, steps: int, codecs: Codecs) -> None:
+        super().__init__(job, place)
         self._model, self._steps = model, steps
         self.sender, self.receiver = _End(codecs), _End(codecs)
 
@@ -142,8 +133,6 @@ class TokenWorker:
         self.pixels, self.velocity = noise.clone(), torch.zeros(tokens, images, TOKEN_PIXELS)
         self.hidden, self._queries = (torch.zeros(tokens, images, size.width) for _ in range(2))
         self.keys, self.values = (torch.zeros(size.layers, tokens, images, size.width) for _ in range(2))
-        self._payloads: dict[Part, bytes] = {}
-        """What was sent or received, to be sent on."""
         self.sender.forget()
         self.receiver.forget()
 
@@ -173,15 +162,12 @@ class TokenWorker:
                     self.pixels[at] = self.pixels[at] + self.velocity[at] / self._steps
 
     def payload(self, part: Part) -> bytes:
-        if part not in self._payloads:
-            tensors = self._tensors(part)
-            self._payloads[part] = self.sender.encode(part, tensors)
-            if self.watch is not None and part.kind == "keys and values":
-                self.sent[part] = torch.stack(tensors)
-        return self._payloads[part]
+        tensors = self._tensors(part)
+        if self.watch is not None and part.kind == "keys and values":
+            self.sent[part] = torch.stack(tensors)
+        return self.sender.encode(part, tensors)
 
-    def receive(self, part: Part, payload: bytes | memoryview) -> None:
-        self._payloads[part] = bytes(payload)
+    def receive(self, part: Part, payload: Payload) -> None:
         decoded, places = self.receiver.decode(part, payload), self._tensors(part)
         if [value.shape for value in decoded] != [place.shape for place in places]:
             raise CodecError(f"cannot use {part}: its tensors have shapes {[tuple(d.shape) for d in decoded]}")
@@ -207,26 +193,14 @@ class TokenWorker:
 class Workers:
     """The workers of a program in one process, for one request after another."""
 
-    def __init__(
-        self,
-        model: Dit,
-        program: Program,
-        codec: str | CodecOf = "fp32",
-        *,
-        boundary: str = "fp32",
-        key_steps: int = 1,
-        refresh_every: int = 0,
-        decode_once: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """`codec`: of keys and values; the others are those of `Codecs`. `decode_once`: what several workers receive is
-        decoded by the first of them, which gives the others what they would have. SpecError for a program or a codec
-        that cannot be.
+    def __init__(self, model: Dit, program: Program, codecs: Codecs, *, decode_once: bool = False) -> None:
+        """`decode_once`: what several workers receive is decoded by the first of them, which gives the others what they
+        would have. SpecError for a program or a codec that cannot be.
         """
-        codecs = Codecs(codec, boundary, key_steps, refresh_every, seed)
         self._model, self._steps = model, program.steps
-        self._actions = program.actions()
-        self.workers = [TokenWorker(model, program.steps, codecs) for _ in self._actions]
+        self._job = SamplingJob(program.actions(), 1)
+        places = range(program.workers)
+        self.workers = [TokenWorker(self._job, place, model, program.steps, codecs) for place in places]
         if decode_once:  # whoever is the first: it needs what the others decoded before
             shared = _End(codecs, once=True)
             for worker in self.workers:
@@ -239,7 +213,7 @@ class Workers:
         for worker in self.workers:
             worker.watch, worker.sent = watch, sent
             worker.begin(noise, conditions)
-        frame_bytes = run_together(self.workers, self._actions)
+        frame_bytes = run_together(self._job, self.workers)
         return Sampled(self.workers[0].images, frame_bytes)
 
     def shared(self, part: Part) -> list[Mapping[str, Tensor]]:

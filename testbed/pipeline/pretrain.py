@@ -237,11 +237,7 @@ def _place(training: Pretraining, draft: Path, folder: Path) -> None:
     results.write_json(draft / "recipe.json", training.recipe)
     with (draft / "curve.csv").open("w", encoding="utf8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([Point._fields, *training.curve])
-    checkpoints.seal(draft)
-    for path in (draft, *draft.iterdir()):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # stage hosts, which may be another user, read it
-        paths.give_to_user(path)
-    draft.rename(folder)
+    checkpoints.finish(draft, folder)
 
 
 def _print_progress(training: Pretraining, ahead_s: float) -> None:

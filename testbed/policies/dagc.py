@@ -79,15 +79,6 @@ def released_ratios(shares: Sequence[float], mean: float) -> tuple[float, ...]:
     return tuple(ratio * count * mean for ratio in chosen)
 
 
-def heterogeneity(shares: Sequence[float], chosen: Sequence[float]) -> float:
-    """Return the bound's term, `sum_i p_i / sqrt(d_i d_min)`, of ratios scaled to a sum of 1."""
-    total, least = math.fsum(chosen), min(chosen)
-    return math.fsum(
-        share / math.fsum(shares) / math.sqrt(ratio * least) * total
-        for share, ratio in zip(shares, chosen, strict=True)
-    )
-
-
 def _weights(shares: Sequence[float]) -> list[float]:
     if not shares or min(shares) <= 0:
         raise SpecError(f"shares of the data are positive, not {list(shares)}")

@@ -54,16 +54,10 @@ def additive(ratio: float, staleness: int) -> float:
 NOISE_FACTORS: Final[Mapping[str, NoiseFactor]] = {"exp": exponential, "printed": printed, "additive": additive}
 
 
-class SearchLimits(NamedTuple):
-    """What a choice must stay within."""
-
-    least_ratio: float = 1e-3
-    most_staleness: int = 16
-    grid_ratios: int = 31
-    """Ratios that are tried for each staleness, evenly spaced in their logarithm from the least."""
-
-
-DEFAULT_LIMITS: Final = SearchLimits()
+LEAST_RATIO: Final = 1e-3
+MOST_STALENESS: Final = 16
+_RATIOS = 31
+"""How many are tried for each staleness, evenly spaced in their logarithm from the least."""
 _LARGEST_SPARSE = math.nextafter(1.0, 0.0)
 """A ratio of 1 goes dense."""
 _CUTS = 50
@@ -77,7 +71,6 @@ def choose(
     *,
     noise: NoiseFactor = exponential,
     noise_weight: float,
-    limits: SearchLimits = DEFAULT_LIMITS,
 ) -> DecoChoice:
     """Choose for one link: the slowest of several, with the longest computing time.
 
@@ -85,21 +78,16 @@ def choose(
     """
     hidden = [
         DecoChoice(staleness, ratio)
-        for staleness in range(limits.most_staleness + 1)
-        for ratio in _hiding_ratios(link, exchanged, compute_ns, staleness, noise, limits)
+        for staleness in range(MOST_STALENESS + 1)
+        for ratio in _hiding_ratios(link, exchanged, compute_ns, staleness, noise)
     ]
     if hidden:
         return min(hidden, key=lambda each: (noise(each.ratio, each.staleness), each.staleness))
-    return fastest(link, exchanged, compute_ns, noise=noise, noise_weight=noise_weight, limits=limits)
+    return fastest(link, exchanged, compute_ns, noise=noise, noise_weight=noise_weight)
 
 
 def _hiding_ratios(
-    link: LinkEstimate,
-    exchanged: MessageSize,
-    compute_ns: int,
-    staleness: int,
-    noise: NoiseFactor,
-    limits: SearchLimits,
+    link: LinkEstimate, exchanged: MessageSize, compute_ns: int, staleness: int, noise: NoiseFactor
 ) -> Iterator[float]:
     """Yield ratios whose message and delay hide behind computing, the least noisy ones among them: a grid's, and where
     the noise has a minimum between two of its neighbours.
@@ -109,9 +97,9 @@ def _hiding_ratios(
     if exchanged.dense_bytes <= fits_bytes:
         yield 1.0
     most = min(_LARGEST_SPARSE, fits_bytes / (exchanged.expansion * exchanged.dense_bytes))
-    if most < limits.least_ratio:
+    if most < LEAST_RATIO:
         return
-    ratios = _spaced_ratios(limits.least_ratio, most, limits.grid_ratios)
+    ratios = _spaced_ratios(most)
     yield from ratios
     noises = [noise(ratio, staleness) for ratio in ratios]
     for at in range(len(ratios)):
@@ -127,10 +115,10 @@ def _hiding_ratios(
             yield (low + high) / 2
 
 
-def _spaced_ratios(least: float, most: float, count: int) -> list[float]:
+def _spaced_ratios(most: float) -> list[float]:
     """Return ratios from the most to the least, evenly spaced in their logarithm."""
-    step = math.log(least / most) / (count - 1)
-    return [most * math.exp(step * place) for place in range(count)]
+    step = math.log(LEAST_RATIO / most) / (_RATIOS - 1)
+    return [most * math.exp(step * place) for place in range(_RATIOS)]
 
 
 def fastest(
@@ -140,12 +128,11 @@ def fastest(
     *,
     noise: NoiseFactor,
     noise_weight: float,
-    limits: SearchLimits = DEFAULT_LIMITS,
 ) -> DecoChoice:
     """Choose the pair of the grid whose iterations to a target take the least time: the fall-back, and the oracle's
     line in figures.
     """
-    ratios = _spaced_ratios(limits.least_ratio, 1.0, limits.grid_ratios)
+    ratios = _spaced_ratios(1.0)
 
     def expected(each: DecoChoice) -> float:
         cycle_s = iteration_s(
@@ -158,7 +145,7 @@ def fastest(
         )
         return cycle_s * (1 + noise_weight * math.sqrt(noise(each.ratio, each.staleness)))
 
-    return min(itertools.starmap(DecoChoice, itertools.product(range(limits.most_staleness + 1), ratios)), key=expected)
+    return min(itertools.starmap(DecoChoice, itertools.product(range(MOST_STALENESS + 1), ratios)), key=expected)
 
 
 def approach(before: DecoChoice, wanted: DecoChoice, *, most_change: int = 2) -> DecoChoice:

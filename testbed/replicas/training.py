@@ -20,7 +20,7 @@ from testbed.pipeline.ending import Announced, Ending
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.training import Measure, Training, durations_of
-from testbed.policies.deco import DEFAULT_LIMITS
+from testbed.policies.deco import MOST_STALENESS
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.leader import Leader
 from testbed.replicas.learners import learner_of
@@ -127,7 +127,7 @@ class ReplicasTraining(Training):
         """All end after the same step; or after the server's in which it is asked, which its workers follow."""
         if self._arrivals is not None:
             return Ending(asked if job.place == self.data.workers else lambda: False)
-        furthest = max(*self.data.staleness, 0 if self.data.deco is None else DEFAULT_LIMITS.most_staleness)
+        furthest = max(*self.data.staleness, 0 if self.data.deco is None else MOST_STALENESS)
         steps = self.recipe.training.steps
         return Announced(asked, gather, decides=job.place == 0, steps=steps, furthest=furthest)
 

@@ -24,7 +24,7 @@ from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
 from testbed.sweep.session import Session, Tokens, network_of
-from testbed.workloads import networks
+from testbed.workloads import networks, windows
 from testbed.workloads.floor import unigram_floor
 
 
@@ -140,15 +140,12 @@ def prepare(workload: Workload) -> Tokens:
     if isinstance(workload, ImagesSpec):
         return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
     options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
-    options += ["--sequence-length", str(workload.sequence_length), "--batch-size", str(workload.batch_size)]
-    options += ["--validation-batches", str(workload.validation_batches)]
-    if workload.training_sequences is not None:
-        options += ["--training-sequences", str(workload.training_sequences)]
     attempt = f"prepare the text {workload.text!r}"
     lines = run_program(
         "testbed.workloads.prepare", *options, attempt=attempt, failure=StageError, **paths.as_invoking_user()
     )
     prepared = json.loads(lines[-1])
+    windows.check_text_for(workload, int(prepared["tokens"]))
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))
 
 

@@ -83,8 +83,9 @@ def _fill(model: StageModel, spec: TextSpec) -> None:
     # the oldest checkpoints of GPT-2 are of the model without its output layer, whose names lack the prefix
     wanted = {name: [name, name.removeprefix(base)] for name in model.state_dict()}
     if _checkpoint_config(spec).tie_word_embeddings:
-        for name in {model.embedding_name, output} & wanted.keys():
-            wanted[name] = [model.embedding_name, model.embedding_name.removeprefix(base), output]
+        embedding = f"{model.table_names[0]}.weight"
+        for name in {base + embedding, output} & wanted.keys():
+            wanted[name] = [base + embedding, embedding, output]
     try:
         model.load_state_dict(read_weights(models.checkpoint_folder(spec.model), wanted), assign=True)
     except (SpecError, RuntimeError) as error:

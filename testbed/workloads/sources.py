@@ -11,6 +11,7 @@ import lzma
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,6 +63,16 @@ def write_plain_text(path: Path, target: Path) -> None:
         raise SpecError(f"text {path} is empty")
 
 
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """Give a scratch folder inside one of our cache, which is made where it is not there yet. SpecError where it cannot
+    be.
+    """
+    results.make_folder(folder, "set XDG_CACHE_HOME to a folder of yours")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
+        yield Path(scratch)
+
+
 def place(draft: Path, path: Path) -> None:
     """Move a finished file to where stage hosts, which may be another user, read it."""
     draft.chmod(0o644)
@@ -102,9 +113,8 @@ def _fetch_text(hub: HubSet, path: Path) -> None:
         raise SpecError(
             f"workload.text: data set {hub} has no column 'text'; its columns are {', '.join(rows.column_names)}"
         )
-    results.make_folder(path.parent, "set XDG_CACHE_HOME to a folder of yours")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as scratch:
-        draft = Path(scratch) / path.name
+    with making(path.parent) as scratch:
+        draft = scratch / path.name
         rows.select_columns(["text"]).to_parquet(draft)
         place(draft, path)
 

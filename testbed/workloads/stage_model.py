@@ -52,12 +52,19 @@ class StageModel(nn.Module, ABC):
 
     whole_class: ClassVar[Any]
     """transformers' class of the whole model."""
-    embedding_name: ClassVar[str]
-    """The token embedding's parameter, which published checkpoints may tie to the output layer."""
+    table_names: ClassVar[tuple[str, ...]]
+    """What it calls the embeddings: of tokens, and of positions where they are learned."""
+    first_names: ClassVar[tuple[str, ...]] = ()
+    """What else belongs to the first stage."""
+    layers_name: ClassVar[str]
+    norm_name: ClassVar[str]
+    """The norm before the output layer."""
+    dropout_names: ClassVar[tuple[str, ...]]
+    """What its configuration calls the shares that are dropped."""
 
-    def __init__(self, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
-        """`layers` of the whole model of that `size` are here. `spec` says dropout and precision, `seed` keys the
-        dropout.
+    def __init__(self, whole: Any, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
+        """Take `layers` out of the `whole` model of that `size`, and what belongs to the first and the last stage.
+        `spec` says dropout and precision, `seed` keys the dropout.
         """
         super().__init__()
         self.first, self.last, self.layers = layers.start == 0, layers.stop == size.layers, layers
@@ -67,16 +74,36 @@ class StageModel(nn.Module, ABC):
         """What codecs that change the model keep with this stage, so that its two boundaries find the same."""
         self._dropout, self._bf16, self._seed = spec.dropout, spec.precision == "bf16", seed
         self._drawn_for: tuple[int, int] | None = None
+        source = whole.base_model
+        blocks = getattr(source, self.layers_name)
+        names = (*self.table_names, *self.first_names) if self.first else ()
+        parts: dict[str, nn.Module] = {name: getattr(source, name) for name in names}
+        parts[self.layers_name] = nn.ModuleDict({str(layer): blocks[layer] for layer in layers})
+        if self.last:
+            parts[self.norm_name] = getattr(source, self.norm_name)
+        self.add_module(self.whole_class.base_model_prefix, nn.ModuleDict(parts))
+        if self.last:
+            self.lm_head: nn.Module = whole.lm_head
 
-    @staticmethod
-    @abstractmethod
-    def config_options(dropout: float) -> dict[str, Any]:
-        """Return what a workload decides about a configuration, a checkpoint's too."""
+    @property
+    def parts(self) -> Any:
+        """All but the output layer, by transformers' names."""
+        return getattr(self, self.whole_class.base_model_prefix)
 
     @classmethod
-    @abstractmethod
+    def config_options(cls, dropout: float) -> dict[str, Any]:
+        """Return what a workload decides about a configuration, a checkpoint's too."""
+        # sdpa on one thread gives the same bits every time, forward and backward.
+        options = {"use_cache": False, "attn_implementation": "sdpa", "tie_word_embeddings": False}
+        return {**dict.fromkeys(cls.dropout_names, dropout), **options}
+
+    @classmethod
     def config(cls, size: ModelSize, dropout: float = 0.0) -> Any:
-        """Return transformers' description of a named size."""
+        """Return transformers' configuration of a model of this size."""
+        names = models.family(size.family).config_names
+        sizes = {name: getattr(size, field) for field, name in names.items()}
+        tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        return cls.whole_class.config_class(**sizes, **tokens, **cls.config_options(dropout))
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
@@ -88,17 +115,18 @@ class StageModel(nn.Module, ABC):
         ones.
         """
 
-    @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
         """Compute logits (b, n, v) from hidden states (b, n, d); at the last stage only."""
+        logits: Tensor = self.lm_head(self.parts[self.norm_name](hidden))
+        return logits
 
-    @abstractmethod
     def tables(self) -> tuple[Submodule, ...]:
         """Return the embeddings whose rows add up to the first hidden states: of tokens, and of positions where they
         are learned.
 
         Empty except at the first stage.
         """
+        return tuple(Submodule(self.parts, name) for name in self.table_names) if self.first else ()
 
     @abstractmethod
     def writers(self) -> tuple[Submodule, ...]:

@@ -42,10 +42,10 @@ from testbed.spec import (
     Paced,
     PipelineSpec,
     StreamingSpec,
-    TextSpec,
     TrainingSpec,
 )
 from tests.battery.entries import drawn
+from tests.specs import text_spec
 
 RATES = CodecRates(bandwidth_bytes_per_s=1e10, operations_per_s=1e11, source="made up")
 _TIMES = {"asked_ns": 0, "input_ns": 0, "decoded_ns": 0, "computed_ns": 0, "encoded_ns": 0}
@@ -53,7 +53,7 @@ _WAYS = ("forward", "backward")
 
 
 def a_cell(
-    *, cost: str, dilation: int, calibrated: bool, workers: int, batch: int, seed_steps: int, **fields: Any
+    *, cost: str, workers: int, batch: int, seed_steps: int, dilation: int = 1, calibrated: bool = False, **fields: Any
 ) -> Cell:
     """A played cell of gpt2-mini. `workers`: how many have durations of their own."""
     each = range(workers)
@@ -78,14 +78,7 @@ def a_cell(
         clock="virtual",
         codec_cost=cost,
         codec_rates=RATES if cost == "device" else None,
-        workload=TextSpec(
-            family="gpt2",
-            model="gpt2-mini",
-            text="bundled",
-            sequence_length=8,
-            batch_size=batch,
-            validation_batches=1,
-        ),
+        workload=text_spec("gpt2-mini", sequence_length=8, batch_size=batch),
         optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0, beta1=0.9, beta2=0.999, clip_norm=1),
         training=TrainingSpec(steps=seed_steps, warmup_steps=0, seed=0, evaluate_every=2),
     )
@@ -121,27 +114,14 @@ def transfer(count: int) -> Trace:
 
 
 def played_pipeline(
-    *,
-    stages: int,
-    microbatches: int,
-    schedule: Any,
-    in_flight: int,
-    accumulation: int,
-    cost: str,
-    calibrated: bool = False,
-    dilation: int = 1,
-    played_steps: int | None = None,
-    codec: str = "0: fwd=int8, bwd=bf16; rest: int4(group=16)",
+    *, stages: int, microbatches: int, accumulation: int, schedule: Any, in_flight: int, **of: Any
 ) -> Trace:
     """A training of four steps, with an evaluation after the second and the last, as a played cell's trace."""
     cell = a_cell(
-        cost=cost,
-        dilation=dilation,
-        calibrated=calibrated,
         workers=stages,
         batch=2 * microbatches * accumulation,
         seed_steps=4,
-        codec=codec if stages > 1 else "fp32",
+        codec="0: fwd=int8, bwd=bf16; rest: int4(group=16)" if stages > 1 else "fp32",
         topology="line",
         pipeline=PipelineSpec(
             stages=stages,
@@ -150,7 +130,7 @@ def played_pipeline(
             in_flight=in_flight,
             accumulation=accumulation,
         ),
-        played_steps=played_steps,
+        **of,
     )
     training = [_stage_records(cell, stage) for stage in range(stages)]
     costs = [stage_costs(stage, stages) for stage in range(stages)]
@@ -220,13 +200,11 @@ def data_parallel(
     staleness: tuple[int, ...],
     local: tuple[int, ...],
     fragments: int,
-    cost: str,
-    calibrated: bool = False,
-    dilation: int = 1,
     shares: tuple[int, ...] | None = None,
     first: int = 0,
     end: int = 7,
     changes: tuple[tuple[int, int], ...] = (),
+    **cost: Any,
 ) -> Trace:
     """A training as a played cell's trace, of its steps from `first` on. `changes`: from which step on another
     staleness holds for all, as a policy chooses it.
@@ -242,16 +220,8 @@ def data_parallel(
         answer="fp16" if exchange == "star" else None,
         shares=shares,
     )
-    cell = a_cell(
-        cost=cost,
-        dilation=dilation,
-        calibrated=calibrated,
-        workers=workers,
-        batch=12 * workers,
-        seed_steps=end,
-        data=data,
-        codec="bf16" if exchange == "all-reduce" else "0: bf16; rest: int8",
-    )
+    codec = "bf16" if exchange == "all-reduce" else "0: bf16; rest: int8"
+    cell = a_cell(workers=workers, batch=12 * workers, seed_steps=end, data=data, codec=codec, **cost)
     count = {"star": 1, "all-to-all": workers - 1, "all-gather": workers - 1, "all-reduce": 2 * (workers - 1)}[exchange]
 
     def frames(node: int, step: int) -> list[int]:
@@ -282,8 +252,7 @@ def data_parallel(
         ),
         messages=tuple(
             MessageCosts(
-                encode=tuple(took(10**6, "encode", n, f) for f in range(fragments)),
-                decode=tuple(took(10**6, "decode", n, f) for f in range(fragments)),
+                **{what: tuple(took(10**6, what, n, f) for f in range(fragments)) for what in ("encode", "decode")}
             )
             for n in range(parts)
         ),

@@ -10,18 +10,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from testbed.diffusion import experts, programs
 from testbed.diffusion.dit import DitSize, build_dit, start
-from testbed.diffusion.workers import Workers
+from testbed.diffusion.workers import Codecs, Workers
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
+from testbed.jobs.loop import Loop
 from testbed.pipeline import alone
-from testbed.records import TrainingRecord
 from testbed.replicas import arrivals, events, federated, learners, stacked, stacked_text
 from testbed.replicas.training import ReplicasTraining
 from testbed.spec import (
@@ -38,6 +39,8 @@ from tests.battery.entries import Record, digest
 from tests.battery.folders import numbers_of, steps_of
 from tests.battery.observer import NOTES, hash_of, noted, watching, weights_of
 
+Table = Mapping[str, Any]
+NONE: Table = {}
 VOCABULARY = 64
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
@@ -160,37 +163,32 @@ def _recipes() -> Iterator[tuple[str, Callable[[], Record]]]:
 
 # ------------------------------------------------------------------ recipes
 def _recipe(
-    *, codec: str, workload: Mapping[str, Any], pipeline: Mapping[str, Any], data: DataParallelSpec | None, **of: Any
+    codec: str,
+    workload: Table,
+    pipeline: Table,
+    data: DataParallelSpec | None,
+    optimiser: Table,
+    training: Table,
 ) -> Recipe:
     text = {"family": "gpt2", "model": "gpt2-tiny", "text": "none", "sequence_length": 8, "validation_batches": 2}
     image = "images" in workload
-    optimiser = {"learning_rate": 0.02, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip_norm": 0.5}
-    training = {"steps": 5, "warmup_steps": 1, "seed": 5, "evaluate_every": 3}
+    adamw = {"learning_rate": 0.02, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip_norm": 0.5}
+    steps = {"steps": 5, "warmup_steps": 1, "seed": 5, "evaluate_every": 3}
     return Recipe(
         codec=noted(codec),
         workload=ImagesSpec(**workload) if image else TextSpec(**{**text, "batch_size": 8, **workload}),
         pipeline=PipelineSpec(**pipeline),
         data=data,
-        optimiser=OptimiserSpec(**{**optimiser, **of.get("optimiser", {})}),
-        training=TrainingSpec(**{**training, **of.get("training", {})}),
+        optimiser=OptimiserSpec(**{**adamw, **optimiser}),
+        training=TrainingSpec(**{**steps, **training}),
     )
 
 
 def _pipeline(
-    *,
-    stages: int = 3,
-    microbatches: int = 4,
-    schedule: str = "1f1b",
-    in_flight: int = 3,
-    codec: str = "N(int8)",
-    workload: Mapping[str, Any] | None = None,
-    optimiser: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
-    **more: Any,
+    *, codec: str = "N(int8)", workload: Table = NONE, optimiser: Table = NONE, training: Table = NONE, **cut: Any
 ) -> Recipe:
-    cut = {"stages": stages, "microbatches": microbatches, "schedule": schedule, "in_flight": in_flight, **more}
-    of = {"optimiser": optimiser or {}, "training": training or {}}
-    return _recipe(codec=codec, workload=workload or {}, pipeline=cut, data=None, **of)
+    shape = {"stages": 3, "microbatches": 4, "schedule": "1f1b", "in_flight": 3, **cut}
+    return _recipe(codec, workload, shape, None, optimiser, training)
 
 
 def _replicas(
@@ -204,8 +202,8 @@ def _replicas(
     microbatches: int = 1,
     fragments: int = 0,
     mixing: float = 0.0,
-    optimiser: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
+    optimiser: Table = NONE,
+    training: Table = NONE,
     **data: Any,
 ) -> Recipe:
     streaming = {"streaming": {"fragments": fragments, "mixing": mixing}, "outer": OUTER} if fragments else {}
@@ -217,11 +215,10 @@ def _replicas(
     if images is not None:
         workload = {"model": images, "images": "digits", "alpha": 0.3, "batch_size": 48}
     cut = {"stages": 1, "microbatches": microbatches, "schedule": "gpipe", "in_flight": 1}
-    of = {"optimiser": optimiser or {}, "training": training or {}}
-    return _recipe(codec=codec, workload=workload, pipeline=cut, data=spec, **of)
+    return _recipe(codec, workload, cut, spec, optimiser, training)
 
 
-def _trained(make: Callable[..., Recipe], asked: Mapping[str, Any]) -> Record:
+def _trained(make: Callable[..., Recipe], asked: Table) -> Record:
     """Train as a sweep does, and read the folder."""
     _make_tiny()
     with tempfile.TemporaryDirectory() as folder:
@@ -235,7 +232,7 @@ def _trained(make: Callable[..., Recipe], asked: Mapping[str, Any]) -> Record:
         where = str(tokens) if isinstance(recipe.workload, TextSpec) else folder
         job = alone.AloneJob(recipe=recipe, vocabulary=vocabulary, tokens=where, folder=str(trained))
         record = alone.train_alone(job, lambda message: None)
-        return {**numbers_of(steps_of(trained)), "record": _said(record)}
+        return {**numbers_of(steps_of(trained)), "record": [record.ended, record.unigram_floor]}
 
 
 def _refused() -> Record:
@@ -246,10 +243,6 @@ def _refused() -> Record:
     raise AssertionError("a codec that goes by its link was trained without one")
 
 
-def _said(record: TrainingRecord) -> list[Any]:
-    return [record.ended, record.unigram_floor]
-
-
 def _make_tiny() -> None:
     for family in ("gpt2", "llama"):
         nano = models.SIZES[f"{family}-nano"]
@@ -257,7 +250,7 @@ def _make_tiny() -> None:
 
 
 # ------------------------------------------------------------------ what the network decides
-def _asynchronous(asked: Mapping[str, Any]) -> Record:
+def _asynchronous(asked: Table) -> Record:
     data = {name: value for name, value in asked.items() if name != "pace_ns"}
     recipe = _replicas(
         exchange="star",
@@ -315,27 +308,26 @@ def _dit(number: int = 0) -> Any:
     return made
 
 
-def _sampled(asked: Mapping[str, Any]) -> Record:
+def _sampled(asked: Table) -> Record:
     program = programs.Program(
         asked["name"], asked["workers"], 4, 4, 16, 4, asked.get("warmup", 1), asked.get("patches", 1)
     )
-    named = {name: asked[name] for name in ("refresh_every", "decode_once") if name in asked}
-    workers = Workers(
-        _dit(),
-        program,
-        noted(asked.get("codec", "N(compactfusion(onebit))")),
-        boundary=noted(asked.get("boundary", "fp32")),
-        **named,
-    )
+    codec, boundary = asked.get("codec", "N(compactfusion(onebit))"), asked.get("boundary", "fp32")
+    codecs = Codecs(noted(codec), noted(boundary), refresh_every=asked.get("refresh_every", 0))
+    workers = Workers(_dit(), program, codecs, decode_once=asked.get("decode_once", False))
     found = [workers.sample(*start(8, seed)) for seed in (0, 1)]
     sizes = [sorted((repr(tuple(part)), size) for part, size in each.frame_bytes.items()) for each in found]
     return {"images": digest([hash_of(each.images) for each in found]), "frames": digest(sizes)}
 
 
 def _experts(schedule: experts.Schedule) -> Record:
-    found = experts.sample_experts(
-        _dit(4), *start(4 * experts.BLOCK, 0), 4, schedule, workers=3, codec=noted("N(fp16)")
-    )
+    at, request = Loop.at, start(4 * experts.BLOCK, 0)
+
+    def in_turn(loop: Loop, when_ns: int, call: Callable[..., None], *given: Any, order: int = 0) -> None:
+        at(loop, when_ns, call, *given)  # as it was recorded: whoever was woken first, and not the first worker
+
+    with mock.patch.object(Loop, "at", in_turn):
+        found = experts.sample_experts(_dit(4), *request, 4, schedule, workers=3, codec=noted("N(fp16)"))
     sizes = sorted((repr(tuple(part)), size) for part, size in found.frame_bytes.items())
     return {"images": hash_of(found.images), "frames": digest(sizes)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.devices import PartTimes, RecordedTimes
+from testbed.devices.device import PartTimes, RecordedTimes
 
 
 def recorded(**changes: Any) -> RecordedTimes:

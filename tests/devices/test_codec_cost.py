@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.devices import DeviceRates, device_codec_ns, device_files, load_device, rates_of
+from testbed.devices import device_codec_ns, device_files, load_device, rates_of
+from testbed.devices.codec_cost import DeviceRates
 from testbed.errors import SpecError
 
 SHAPE = (1, 128, 256)

@@ -16,13 +16,13 @@ from testbed.errors import SpecError
 from testbed.spec import Measured, Paced, PipelineSpec, TextSpec
 from testbed.workloads import models
 from tests.devices.example_recording import recorded
+from tests.specs import text_spec
 
 MS = 1_000_000
 
 
 def workload(model: str = "gpt2-mini", **changes: Any) -> TextSpec:
-    fields: dict[str, Any] = {"text": "bundled", "sequence_length": 64, "batch_size": 16, "validation_batches": 1}
-    return TextSpec(**{"family": models.model_size(model).family, "model": model, **fields, **changes})
+    return text_spec(model, **{"batch_size": 16, **changes})
 
 
 def pipeline(stages: int = 3, microbatches: int = 4, **changes: Any) -> PipelineSpec:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed import devices
-from testbed.devices import ComputeDevice, MatrixSpeed, PartTimes, RecordedTimes
-from testbed.devices.device import SHIPPED
+from testbed.devices.device import SHIPPED, ComputeDevice, MatrixSpeed, PartTimes, RecordedTimes
 from testbed.devices.devices_page import draw_devices_page
 from testbed.errors import SpecError, UnknownNameError
 

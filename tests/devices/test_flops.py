@@ -17,19 +17,13 @@ from testbed.workloads.build import build_stage
 from testbed.workloads.images import build_network
 from testbed.workloads.llama import LlamaStage
 from testbed.workloads.networks import DIGITS
+from tests.specs import text_spec
 
 MODELS = ("gpt2-nano", "gpt2-mini-wide", "llama-nano", "llama-mini")
 
 
 def workload(model: str, sequence_length: int, sequences: int) -> TextSpec:
-    return TextSpec(
-        family=models.model_size(model).family,
-        model=model,
-        text="bundled",
-        sequence_length=sequence_length,
-        batch_size=sequences,
-        validation_batches=1,
-    )
+    return text_spec(model, sequence_length=sequence_length, batch_size=sequences)
 
 
 @pytest.mark.parametrize("model", MODELS)

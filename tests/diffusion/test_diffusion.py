@@ -10,9 +10,10 @@ import torch
 
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, SIZES, TOKENS, Dit, DitSize, build_dit, sample, start, to_images, to_tokens
+from testbed.diffusion.node import Sampled
 from testbed.diffusion.pretrain import train
 from testbed.diffusion.programs import Costs, Program, divide, trace_of
-from testbed.diffusion.workers import Sampled, Workers
+from testbed.diffusion.workers import Codecs, Workers
 from testbed.errors import SpecError
 from testbed.jobs.sampling import Receive, sent_parts
 from testbed.metrics.links import Pipes
@@ -40,7 +41,7 @@ def program(name: str, workers: int, **changed: int) -> Program:
 
 
 def sampled(of: Program, codec: str = "fp32", **changed: int) -> Sampled:
-    return Workers(model(), of, codec, **changed).sample(*start(IMAGES, 0))
+    return Workers(model(), of, Codecs(codec, **changed)).sample(*start(IMAGES, 0))
 
 
 @functools.cache
@@ -57,7 +58,7 @@ def test_a_synchronous_split_without_a_codec_changes_no_bit(name: str, workers: 
 @pytest.mark.parametrize("codec", ["compactfusion(onebit)", "delta-open(int4, first=half)"])
 def test_who_decodes_changes_nothing_where_messages_are_late(codec: str) -> None:
     of = program("displaced", 3, warmup=2)
-    each, once = (Workers(model(), of, codec, decode_once=once) for once in (False, True))
+    each, once = (Workers(model(), of, Codecs(codec), decode_once=once) for once in (False, True))
     for seed in (0, 1):  # what was decoded once is forgotten with the request
         apart, shared = (workers.sample(*start(IMAGES, seed)) for workers in (each, once))
         assert torch.equal(apart.images, shared.images)
@@ -77,7 +78,7 @@ def test_all_tokens_at_once_is_the_same_model() -> None:
 def test_the_bases_of_owner_and_receivers_agree_after_every_step_and_go_with_the_request(name: str, codec: str) -> None:
     for steps in range(1, STEPS + 1):
         of = program(name, 3)._replace(steps=steps)
-        workers = Workers(model(), of, codec)
+        workers = Workers(model(), of, Codecs(codec))
         first = workers.sample(*start(IMAGES, 0))
         parts = {part._replace(step=0): part for part in first.frame_bytes if part.kind == "keys and values"}
         for part in parts.values():
@@ -86,7 +87,7 @@ def test_the_bases_of_owner_and_receivers_agree_after_every_step_and_go_with_the
             assert all(held[0] and held[0].keys() == other.keys() for other in held)
             assert all(torch.equal(held[0][key], other[key]) for other in held for key in held[0])
     again = workers.sample(*start(IMAGES, 0))
-    once = Workers(model(), of, codec, decode_once=True).sample(*start(IMAGES, 0))
+    once = Workers(model(), of, Codecs(codec), decode_once=True).sample(*start(IMAGES, 0))
     assert torch.equal(once.images, again.images)
     assert torch.equal(first.images, again.images)
     assert first.frame_bytes == again.frame_bytes

@@ -13,11 +13,11 @@ from testbed.diffusion.experts import (
     BLOCK,
     ExpertCosts,
     ExpertProgram,
-    ExpertSampled,
     Schedule,
     expert_trace,
     sample_experts,
 )
+from testbed.diffusion.node import Sampled
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
@@ -39,7 +39,7 @@ def model() -> Dit:
 
 
 @functools.cache
-def sampled(schedule: Schedule, workers: int = 2, codec: str = "fp32") -> ExpertSampled:
+def sampled(schedule: Schedule, workers: int = 2, codec: str = "fp32") -> Sampled:
     return sample_experts(model(), *start(IMAGES, 0), STEPS, schedule, workers=workers, codec=codec)
 
 

@@ -223,10 +223,9 @@ def test_a_run_that_diverges_ends_and_the_others_do_not_notice() -> None:
     assert [each.batches for each in both] == [2, 4]
 
 
-def test_characters_know_their_floor_and_their_batches() -> None:
-    floor = characters.unigram_floor()
+def test_characters_know_their_batches() -> None:
     guess = characters.losses(torch.zeros(1, characters.VALUES), characters.validation()[None])
-    assert 2.8 < floor < 3.2 < guess.item() == pytest.approx(torch.tensor(64.0).log().item())
+    assert guess.item() == pytest.approx(torch.tensor(64.0).log().item())
     batches = characters.Batches(workers=3, batch_size=2, seed=0)
     assert batches.batch(5).shape == (3, 2, characters.SEQUENCE + 1)
     assert torch.equal(batches.batch(5), batches.batch(5))

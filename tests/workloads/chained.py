@@ -15,6 +15,7 @@ from testbed.spec import TextSpec
 from testbed.workloads import models, prepare
 from testbed.workloads.build import build_stage, empty_model, stage_class
 from testbed.workloads.stage_model import EMBEDDING, StageModel, dropout_key
+from tests.specs import text_spec
 
 SEED, MICROBATCHES, STEPS = 11, 2, 3
 Trained = tuple[list[Tensor], dict[str, Tensor]]
@@ -22,15 +23,7 @@ Trained = tuple[list[Tensor], dict[str, Tensor]]
 
 
 def workload(model: str = "gpt2-midi", sequence_length: int = 24, **changes: Any) -> TextSpec:
-    return TextSpec(
-        family="llama" if "llama" in model else "gpt2",
-        model=model,
-        text="bundled",
-        sequence_length=sequence_length,
-        batch_size=4,
-        validation_batches=1,
-        **changes,
-    )
+    return text_spec(model, sequence_length=sequence_length, **changes)
 
 
 def batches(vocabulary: int = 4096) -> Tensor:

@@ -14,24 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
-from testbed.spec import TextSpec
 from testbed.workloads import models, windows
 from testbed.workloads.data import Data
+from tests.specs import text_spec
 
 TOKENS = np.arange(60_000, dtype=np.uint16)  # a token's value is its place
 
 
 def served(length: int, batch_size: int, seed: int = 0, *, tokens: int = len(TOKENS), **changes: Any) -> Data:
-    spec = TextSpec(
-        family="gpt2",
-        model="gpt2-nano",
-        text="bundled",
-        sequence_length=length,
-        batch_size=batch_size,
-        validation_batches=1,
-        **changes,
-    )
-    return Data(TOKENS[:tokens], spec, seed)
+    return Data(TOKENS[:tokens], text_spec(sequence_length=length, batch_size=batch_size, **changes), seed)
 
 
 def epoch(data: Data, number: int) -> list[int]:

@@ -15,18 +15,7 @@ from testbed.spec import TextSpec
 from testbed.workloads import prepare
 from testbed.workloads.data import Data
 from testbed.workloads.floor import unigram_floor
-
-
-def workload(**changes: object) -> TextSpec:
-    stated = {
-        "family": "gpt2",
-        "model": "gpt2-nano",
-        "text": "bundled",
-        "sequence_length": 64,
-        "batch_size": 4,
-        "validation_batches": 3,
-    }
-    return TextSpec(**{**stated, **changes})
+from tests.specs import text_spec
 
 
 def text(vocabulary: int, seed: int, count: int = 90_000) -> npt.NDArray[np.uint16]:
@@ -47,7 +36,7 @@ def targets(data: Data, spec: TextSpec) -> tuple[npt.NDArray[np.int64], npt.NDAr
 def test_it_is_the_loss_of_word_frequencies_on_the_batches_of_a_run(
     vocabulary: int, seed: int, length: int, batches: int
 ) -> None:
-    spec, tokens = workload(sequence_length=length, validation_batches=batches, batch_size=1), text(vocabulary, seed)
+    spec, tokens = text_spec(sequence_length=length, validation_batches=batches, batch_size=1), text(vocabulary, seed)
     train, tested = targets(Data(tokens, spec, seed), spec)
     counts = np.bincount(train, minlength=vocabulary) + 1
     by_token = -np.log(counts / counts.sum())
@@ -60,23 +49,25 @@ def test_it_is_the_loss_of_word_frequencies_on_the_batches_of_a_run(
 
 def test_a_text_without_frequencies_has_the_loss_of_a_guess_and_one_of_a_single_token_none() -> None:
     even = np.resize(np.arange(50, dtype=np.uint16), 90_000)
-    assert unigram_floor(even, workload(), 50) == pytest.approx(math.log(50), rel=1e-3)
-    assert unigram_floor(np.zeros(90_000, dtype=np.uint16), workload(), 50) < 1e-3
+    assert unigram_floor(even, text_spec(validation_batches=3), 50) == pytest.approx(math.log(50), rel=1e-3)
+    assert unigram_floor(np.zeros(90_000, dtype=np.uint16), text_spec(validation_batches=3), 50) < 1e-3
 
 
 def test_it_is_the_texts_own_whatever_part_a_run_sees() -> None:
     tokens = text(200, 1)
-    assert unigram_floor(tokens, workload(training_sequences=8), 200) == unigram_floor(tokens, workload(), 200)
+    assert unigram_floor(tokens, text_spec(validation_batches=3, training_sequences=8), 200) == unigram_floor(
+        tokens, text_spec(validation_batches=3), 200
+    )
 
 
 def test_a_text_that_is_too_short_is_refused() -> None:
     with pytest.raises(SpecError, match="are needed"):
-        unigram_floor(text(50, 0, 500), workload(), 50)
+        unigram_floor(text(50, 0, 500), text_spec(validation_batches=3), 50)
 
 
 def test_the_bundled_text_has_the_floor_that_the_documents_state(tmp_path: object) -> None:
     from testbed import paths
 
     prepared = prepare.prepare_tokens("bundled", "gpt2-micro", paths.cache_folder())
-    found = unigram_floor(np.load(prepared.path, mmap_mode="r"), workload(validation_batches=64), prepared.vocabulary)
+    found = unigram_floor(np.load(prepared.path, mmap_mode="r"), text_spec(validation_batches=64), prepared.vocabulary)
     assert found == pytest.approx(6.62, abs=0.05)

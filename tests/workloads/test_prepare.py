@@ -16,9 +16,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from testbed.errors import SpecError
+from testbed.sweep import controller
 from testbed.workloads import models
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
+from tests.specs import text_spec
 
 TEXT = "One nation, «indivisible»,\nwith liberty\n\n\tand justice — for all. 日本語 🙂\n" * 300
 
@@ -122,31 +124,27 @@ def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "latin1.txt").write_bytes("où\n".encode("latin1") * 10)
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "torn.xz").write_bytes((ASSETS / "sotu_half.txt.xz").read_bytes()[:5000])
-    (tmp_path / "short.txt").write_text("Too short.")
-    lengths = ("--sequence-length", "64", "--batch-size", "8", "--validation-batches", "1")
     expected = {
         "missing.txt": "no file",
         "latin1.txt": "not UTF-8",
         "empty.txt": "empty",
         "torn.xz": "xz",
-        "short.txt": "longer text",
     }
     for name, message in expected.items():
-        found = run(
-            "--text",
-            str(tmp_path / name),
-            "--model",
-            "gpt2-mini",
-            "--cache",
-            str(tmp_path / "c"),
-            *lengths,
-            home=tmp_path,
-        )
+        asked = ("--text", str(tmp_path / name), "--model", "gpt2-mini", "--cache", str(tmp_path / "c"))
+        found = run(*asked, home=tmp_path)
         assert found.returncode == 2, (name, found)
         assert found.stderr.count("\n") == 1, found.stderr
         assert message in found.stderr
         assert found.stdout == ""
     assert [p.name for p in (tmp_path / "c" / "tokens").iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_text_is_as_long_as_a_workload_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(SpecError, match="use a longer text"):
+        controller.prepare(text_spec(text=str(tmp_path / "short.txt")))
 
 
 def test_every_named_size_knows_the_bundled_tokens() -> None:

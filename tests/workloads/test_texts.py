@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -32,9 +33,13 @@ def write(path: Path, column: str = "text", rows: list[Any] = ROWS, kind: pa.Dat
     return path
 
 
+def tokens_of_the_same_text(folder: Path) -> npt.NDArray[np.integer]:
+    (folder / "same.txt").write_text(TEXT, encoding="utf8")
+    return np.load(prepare_tokens(str(folder / "same.txt"), "gpt2-mini", folder).path)  # type: ignore[no-any-return]
+
+
 def test_a_parquet_file_is_its_rows(tmp_path: Path) -> None:
-    (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
-    expected = np.load(prepare_tokens(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    expected = tokens_of_the_same_text(tmp_path)
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         path = write(tmp_path / "rows.parquet", kind=kind)
         assert np.array_equal(np.load(prepare_tokens(str(path), "gpt2-mini", tmp_path).path), expected)
@@ -94,8 +99,7 @@ def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, cl
     cached(tmp_path)
     found = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=closed)
     assert found.returncode == 0, found.stderr
-    (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
-    expected = np.load(prepare_tokens(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    expected = tokens_of_the_same_text(tmp_path)
     assert np.array_equal(np.load(json.loads(found.stdout)["path"]), expected)
     again = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_HOME=str(tmp_path / "empty"), HF_ENDPOINT=closed)
     assert (again.returncode, again.stdout) == (0, found.stdout), again.stderr
@@ -118,8 +122,7 @@ def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
             assert message in found.stderr
     again = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
     assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-    (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
-    expected = np.load(prepare_tokens(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    expected = tokens_of_the_same_text(tmp_path)
     assert np.array_equal(np.load(json.loads(first.stdout)["path"]), expected)
 
 
