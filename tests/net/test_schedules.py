@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import NetemPlan, plan_netem
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver
-from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Trace, trace
-from testbed.profiles.timeline import TRACE_STEP_MS, timeline
+from testbed.profiles import Bernoulli, Change, Pipe, Schedule
+from testbed.profiles.timeline import timeline
 from tests import synthetic
 
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
@@ -243,37 +242,5 @@ def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(
         made.hold()
         netem.check_plan(netlink, "x", constant, link="node-0 up")
         assert made.fault is None
-    finally:
-        made.close()
-
-
-@pytest.mark.netem
-@pytest.mark.virtual_clock
-def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(
-    device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]], tmp_path: Path
-) -> None:
-    namespace, netlink = device
-    file = tmp_path / "steps.trace"
-    file.write_text(
-        trace.format_trace(trace.trace_from_rates([(100, 12 * 10**6), (100, 24 * 10**6), (100, 48 * 10**6)]))
-    )
-    times, digest = trace.read_trace(file)
-    played = Trace(
-        file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0
-    )
-    pipe = PIPE.model_copy(update={"trace": played})
-    made = ScheduleDriver([_device(pipe, namespace=namespace)])
-    netem.apply_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip"), link="node-0 up")
-    try:
-        start = time.monotonic_ns()
-        made.play(start)
-        _until(lambda: len(changes) == 5 or made.fault)
-        assert made.fault is None
-        steps = [timeline(pipe).at(i * TRACE_STEP_MS * _MS) for i in range(5)]
-        assert [held for _, held in changes] == [plan_netem(pipe, mtu=1500, layer="ip", step=step) for step in steps]
-        assert all(at_ns - start >= i * TRACE_STEP_MS * _MS for i, (at_ns, _) in enumerate(changes))
-        last = timeline(pipe).at(4 * TRACE_STEP_MS * _MS)
-        assert last.rate_bps == 24_000_000
-        netem.check_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip", step=last), link="node-0 up")
     finally:
         made.close()
