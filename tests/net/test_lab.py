@@ -307,13 +307,6 @@ def test_play_is_noted_in_the_record(names: tuple[str, ...], engine: spec.Engine
 
 
 @pytest.mark.root
-def test_no_relay_runs_where_nothing_is_shaped() -> None:
-    with Lab(lab_spec(("datacenter",), "relay")) as lab:
-        lab.check()
-        assert lab._relay is None
-
-
-@pytest.mark.root
 def test_a_device_that_is_not_as_asked_stops_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_FIFO_OPTIONS", struct.pack("=I", 77))
     monkeypatch.setattr(Netlink, "set_root_qdisc", lambda *arguments: None)

@@ -17,7 +17,7 @@ import pytest
 from testbed.errors import CapabilityError, ShapingError
 from testbed.net.kernel import netem, sysctl
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.netem_plan import Gemodel, NetemPlan, SlotPlan, plan_netem, share_u32
+from testbed.net.kernel.netem_plan import NetemPlan, plan_netem, share_u32
 from testbed.net.kernel.netlink import Netlink
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 from tests import synthetic
@@ -198,19 +198,6 @@ _TC = {  # tc rounds a delay to 64 ns
         "delay 10ms loss 2% rate 80mbit",
     ),
     "rate64": (PLAN._replace(rate_bytes=5_000_000_000, latency_ns=1_600_000), "delay 1.6ms rate 40gbit -14"),
-    "gemodel": (
-        PLAN._replace(
-            gemodel=Gemodel(share_u32(0.01), share_u32(0.1), 2**32 - 1 - share_u32(0.7), share_u32(0.001)), seed=3
-        ),
-        f"{_BASE} loss gemodel 1% 10% 70% 0.1%",
-    ),
-    "jitter": (PLAN._replace(jitter_ns=3_200_000, seed=3), "delay 10ms 3.2ms rate 80mbit -14"),
-    "reorder": (PLAN._replace(reorder_u32=share_u32(0.25), seed=3), f"{_BASE} reorder 25%"),
-    "duplicate": (PLAN._replace(duplicate_u32=share_u32(0.01), seed=3), f"{_BASE} duplicate 1%"),
-    "slot": (
-        PLAN._replace(slot=SlotPlan(800_000, 10_000_000, 32, 65_536)),
-        f"{_BASE} slot 800us 10ms packets 32 bytes 64k",
-    ),
     "seed": (PLAN._replace(loss_u32=share_u32(0.02), seed=2**63 - 1), f"{_BASE} loss 2% seed {2**63 - 1}"),
     "everything": (
         EVERYTHING,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -61,7 +61,7 @@ def reply_to(request, source="10.0.0.1", **changes):
 
 def test_records_survive_json():
     asked = job()
-    assert ProbeJob.from_dict(json.loads(json.dumps(asked.as_dict()))) == asked
+    assert ProbeJob.from_dict(json.loads(json.dumps(asdict(asked)))) == asked
     found = Readings(
         link="node-0",
         rtt_ns=[1, 2],
@@ -73,7 +73,7 @@ def test_records_survive_json():
         bulk=[BulkTransfer(way="up", size=1, span_ns=2, retransmits=3)],
         faults={"echo": "lost"},
     )
-    assert Readings.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert Readings.from_dict(json.loads(json.dumps(asdict(found)))) == found
 
 
 @given(WORDS, WORDS, st.integers(0, 2000))

@@ -209,7 +209,7 @@ def test_links_and_directions_draw_their_losses_from_different_seeds(shape: spec
     assert profile.up is not None
     same = profile.model_copy(update={"down": profile.up})
     plan = plan_lab(shape, [same], MAX_NODES, "netem")
-    seeds = [shaped.plan.seed for shaped in plan.shaped]
+    seeds = [shaped.pipe.seed for shaped in plan.shaped]
     assert len(set(seeds)) == len(seeds)
     assert seeds[0] == profile.up.seed
 
