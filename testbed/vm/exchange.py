@@ -71,7 +71,8 @@ def _unpacked(file: Path) -> dict[str, bytes]:
         with file.open("rb") as packed, lzma.open(packed) as stream:
             data = stream.read(_MOST_BYTES + 1)
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-                members = {member.name: content for member in archive if (content := archive.extractfile(member))}
+                files = [member for member in archive.getmembers() if member.isfile()]
+                members = {each.name: content for each in files if (content := archive.extractfile(each))}
                 if len(data) > _MOST_BYTES or set(members) != set(_MEMBERS):
                     raise _altered(file, f"it should hold {' and '.join(_MEMBERS)}")
                 return {name: content.read() for name, content in members.items()}

@@ -31,22 +31,12 @@ def dilations(draw: st.DrawFn) -> tuple[Pipe, int]:
     factor = draw(FACTORS)
     rates, delays = whole_rates(factor), st.integers(0, 100 * MS)
     moments = sorted(draw(st.sets(st.integers(0, 3_000 * MS), max_size=4)))
-    changes = []
-    for at_ns in moments:
-        delay_ns = draw(delays)
-        changes.append(
-            Change(
-                at_ns=at_ns,
-                rate_bps=draw(rates),
-                delay_ns=delay_ns,
-                jitter_ns=draw(st.integers(0, delay_ns)),
-                loss=None,
-            )
-        )
-    repeat_ns = (
-        draw(st.none() | st.integers(50 * MS, 1_000 * MS).map(lambda more: moments[-1] + more)) if moments else None
+    changes = tuple(
+        Change(at_ns=at_ns, rate_bps=draw(rates), delay_ns=(delay := draw(delays)), jitter_ns=delay // 3, loss=None)
+        for at_ns in moments
     )
-    schedule = Schedule(changes=tuple(changes), repeat_ns=repeat_ns) if changes else None
+    repeats = st.none() | st.integers(50 * MS, 1_000 * MS).map(lambda more: moments[-1] + more)
+    schedule = Schedule(changes=changes, repeat_ns=draw(repeats)) if changes else None
     slot = draw(st.none() | st.just(Slot(wait_ns=MS, wait_max_ns=2 * MS, packets=3, max_bytes=0)))
     buffer_bytes = draw(st.integers(1, 10**7))
     pipe = Pipe.plain(
