@@ -10,6 +10,7 @@ build.py      makes what a plan says, reads it back and compares
 
 meters.py     counts what every link carries, under either engine; sampler.py writes that down ten times a second
 directory.py  lists the labs that run on this machine, for `testbed shell`
+schedules.py  changes netem while a link varies
 kernel/       speaks to the kernel: namespaces, netlink, netem, sysctls
 relay/        emulates links in user space, where the kernel has no netem
 probe/        sends packets over links and notes what arrives; certificate/ plans that and judges it

@@ -113,7 +113,7 @@ class _Builder:
             relay = self._stack.enter_context(Relay(plan.tuns, descriptors))
         for shaped in plan.shaped:
             netlink = self._netlinks[shaped.namespace]
-            held = netem.apply_plan(netlink, shaped.device, shaped.plan, link=shaped.label)
+            held = netem.apply_plan(netlink, shaped.device, shaped.plan(), link=shaped.label)
             settings[shaped.namespace]["devices"][shaped.device]["qdisc"] = held.describe()
         return Built(self._namespaces, relay, settings)
 

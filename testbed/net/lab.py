@@ -1,6 +1,6 @@
 """A lab: the namespaces, links and shapers of one topology, made from a plan, read back, and gone when it is closed.
 
-topology.py plans it and build.py makes it; meters.py counts, kernel/schedules.py and the relay play what varies, and
+topology.py plans it and build.py makes it; meters.py counts, schedules.py and the relay play what varies, and
 certificate/ measures. Nothing here has a name outside this process: when it dies, however it dies, the kernel takes
 everything away.
 """
@@ -27,12 +27,11 @@ from testbed.net.build import build_lab
 from testbed.net.certificate.certify import Watch, certify
 from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver, Schedules
 from testbed.net.machine import rootless
 from testbed.net.meters import Counters, Meters
 from testbed.net.plan import LabPlan, Link, with_own_seed
+from testbed.net.schedules import ScheduleDriver, Schedules
 from testbed.net.topology import MAX_NODES, plan_lab
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, LabRecord
@@ -103,8 +102,9 @@ class Lab(Closing):
             self._meters = Meters(self._plan, self.namespaces, self._relay)
             stack.callback(self._meters.close)
             self._follower: ScheduleDriver | Schedules | None = None
-            if varying := self._varying():
-                self._follower = ScheduleDriver(varying) if follow else Schedules(varying)
+            if any(shaped.pipe.varies for shaped in self._plan.shaped):
+                kind = ScheduleDriver if follow else Schedules
+                self._follower = kind(self._plan.shaped, self.namespaces)
                 stack.callback(self._follower.close)
             self.schedules = self._follower if isinstance(self._follower, Schedules) else None
             self.nodes = _nodes_of(self._plan, self.namespaces)
@@ -121,20 +121,6 @@ class Lab(Closing):
             )
             stack.enter_context(directory.publish(self.namespaces))
             self._stack = stack.pop_all()
-
-    def _varying(self) -> list[ScheduledDevice]:
-        return [
-            ScheduledDevice(
-                label=shaped.label,
-                namespace=self.namespaces[shaped.namespace],
-                device=shaped.device,
-                pipe=shaped.pipe,
-                mtu=self._plan.mtu,
-                layer=self._link(shaped.link).profile.layer,
-            )
-            for shaped in self._plan.shaped
-            if shaped.pipe.varies
-        ]
 
     def _link(self, name: str) -> Link:
         for link in self._plan.links:
@@ -192,11 +178,10 @@ class Lab(Closing):
             self._relay.change(port.where, port.what, pipe)  # type: ignore[arg-type]  # a port's meter names its direction
             return
         shaped = self._shaped[name, direction]
-        seeded = with_own_seed(pipe, self._plan.links.index(link), direction)
-        plan = plan_netem(seeded, mtu=self._plan.mtu, layer=link.profile.layer)
+        changed = replace(shaped, pipe=with_own_seed(pipe, self._plan.links.index(link), direction))
         with Netlink(self.namespaces[shaped.namespace]) as netlink:
-            netem.change_plan(netlink, shaped.device, plan, link=shaped.label)
-        self._shaped[name, direction] = replace(shaped, pipe=seeded, plan=plan)
+            netem.change_plan(netlink, shaped.device, changed.plan(), link=shaped.label)
+        self._shaped[name, direction] = changed
 
     def counters(self) -> Counters:
         """Return what every link has carried and dropped since it was built, both ways.
@@ -251,7 +236,7 @@ class Lab(Closing):
         self.check()
         for shaped in self._shaped.values():
             with Netlink(self.namespaces[shaped.namespace]) as netlink:
-                netem.check_plan(netlink, shaped.device, shaped.plan, link=shaped.label)
+                netem.check_plan(netlink, shaped.device, shaped.plan(), link=shaped.label)
         measurements = certify(
             self.links,
             self.namespaces,

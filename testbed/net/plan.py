@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import SpecError
-from testbed.net.kernel.netem_plan import NetemPlan
+from testbed.net.kernel.netem_plan import NetemPlan, plan_netem
 from testbed.net.relay.client import RelayPort
 from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles.timeline import TimelineStep
 from testbed.spec import Topology, link_count
 
 Role = Literal["node", "gateway", "hub"]
@@ -94,7 +95,12 @@ class ShapedDevice:
     device: str
     pipe: Pipe
     """What is asked for, with the seed of this link and direction."""
-    plan: NetemPlan
+    mtu: int
+    layer: Literal["ip", "ethernet"]
+
+    def plan(self, step: TimelineStep | None = None) -> NetemPlan:
+        """Return what netem holds: the pipe's own constant numbers, or one step of it. Errors as in `plan_netem`."""
+        return plan_netem(self.pipe, mtu=self.mtu, layer=self.layer, step=step)
 
     @property
     def label(self) -> str:

@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from testbed import paths
@@ -109,9 +108,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._stop.set()
         self._thread.join()
         self._stack.close()

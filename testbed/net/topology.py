@@ -21,7 +21,7 @@ from typing import Literal
 
 from testbed.directions import LinkDirection
 from testbed.errors import SpecError
-from testbed.net.kernel.netem_plan import ETHERNET_HEADER_BYTES, plan_netem
+from testbed.net.kernel.netem_plan import ETHERNET_HEADER_BYTES
 from testbed.net.plan import (
     Cable,
     End,
@@ -228,17 +228,17 @@ class _Draft:
         profile = self.profiles[number]
         if (stated := profile.pipe(direction)) is None:
             return None
-        pipe = with_own_seed(stated, number, direction)
-        self._shaped.append(
-            ShapedDevice(
-                link=link,
-                direction=direction,
-                namespace=out.namespace,
-                device=out.device,
-                pipe=pipe,
-                plan=plan_netem(pipe, mtu=profile.mtu, layer=profile.layer),
-            )
+        shaped = ShapedDevice(
+            link=link,
+            direction=direction,
+            namespace=out.namespace,
+            device=out.device,
+            pipe=with_own_seed(stated, number, direction),
+            mtu=profile.mtu,
+            layer=profile.layer,
         )
+        shaped.plan()  # refuses what netem cannot carry out
+        self._shaped.append(shaped)
         return Meter("qdisc", out.namespace, out.device)
 
     def finished(self) -> LabPlan:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from testbed.errors import SpecError, TestbedError
-from testbed.net.kernel.schedules import Schedules
 from testbed.net.lab import Lab
+from testbed.net.schedules import Schedules
 from testbed.pipeline.pacing import be_prompt, prefer
 from testbed.play.connections import Connections, reachable
 from testbed.play.job import PlayJob

@@ -115,13 +115,6 @@ def _made(folder: Path) -> str:
     rows = []
     for file, recipe in trace_sources.read_recipes(folder / "traces").items():
         times = trace.read_trace(folder / "traces" / file).times
-        rows.append(
-            (
-                f"`traces/{file}`",
-                f"{times[-1] / 1000:g} s",
-                f"{trace.mean_rate_bps(times) / 1e6:.2f}",
-                recipe.command(f"{folder.name}/traces/{file}"),
-            )
-        )
-    table = _table(("trace", "length", "mean Mbit/s", "made by"), *((*row[:3], f"`{row[3]}`") for row in rows))
-    return table if rows else "There is none here."
+        length, mean = f"{times[-1] / 1000:g} s", f"{trace.mean_rate_bps(times) / 1e6:.2f}"
+        rows.append((f"`traces/{file}`", length, mean, f"`{recipe.command(f'{folder.name}/traces/{file}')}`"))
+    return _table(("trace", "length", "mean Mbit/s", "made by"), *rows) if rows else "There is none here."

@@ -28,16 +28,11 @@ from testbed.vm.kernel import GuestKernel, find_kernel, seal
 CONFIG = Path(__file__).with_name("time-travel.config")
 BUILD_COMMAND = "python -m testbed vm --build"
 
-_TOOLS = {  # program -> Debian package
-    "gcc": "gcc",
-    "make": "make",
-    "flex": "flex",
-    "bison": "bison",
-    "bc": "bc",
-    "tar": "tar",
+_TOOLS = {tool: tool for tool in ("gcc", "make", "flex", "bison", "bc", "tar")} | {
     "xz": "xz-utils",
     "strip": "binutils",
 }
+"""The program that is needed, and Debian's package of it."""
 _ELSEWHERE = "take a kernel that was built elsewhere: python -m testbed vm --kernel FILE"
 _STATIC_PROGRAM = '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n'
 _SPACE_BYTES = 1 << 30

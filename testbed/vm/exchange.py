@@ -71,20 +71,15 @@ def _unpacked(file: Path) -> dict[str, bytes]:
         with file.open("rb") as packed, lzma.open(packed) as stream:
             data = stream.read(_MOST_BYTES + 1)
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-                members = {member.name: member for member in archive.getmembers() if member.isfile()}
+                files = [member for member in archive.getmembers() if member.isfile()]
+                members = {each.name: content for each in files if (content := archive.extractfile(each))}
                 if len(data) > _MOST_BYTES or set(members) != set(_MEMBERS):
                     raise _altered(file, f"it should hold {' and '.join(_MEMBERS)}")
-                return {name: _content(archive, members[name]) for name in _MEMBERS}
+                return {name: content.read() for name, content in members.items()}
     except OSError as error:
         raise SpecError(f"cannot read the guest kernel in {file}: {error.strerror or error}") from None
     except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
         raise _altered(file, str(error)) from None
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = archive.extractfile(member)
-    assert stream is not None  # it is a file
-    return stream.read()
 
 
 def _altered(file: Path, what: str) -> SpecError:

@@ -173,7 +173,7 @@ def kernel_arguments(memory: str, *, virtual_clock: bool = False) -> list[str]:
         f"ssl2=null,fd:{report}",
         "PYTHONHASHSEED=0",
         f"PYTHONPATH={_quoted(ROOT)}",  # what the kernel does not know goes into init's environment
-        f"init={_quoted(_python())}",
+        f"init={_quoted(Path(sys.executable).resolve())}",
         "--",
         "-SB",
         "-m",
@@ -185,10 +185,6 @@ def _environment(virtual_clock: bool) -> dict[str, str]:
     carried = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
     repeatable = {"PYTHONHASHSEED": "0"} if virtual_clock else {}
     return _KEEP_MEMORY | carried | repeatable | {GUEST_VARIABLE: "1"}
-
-
-def _python() -> Path:
-    return Path(sys.executable).resolve()
 
 
 def _quoted(path: Path) -> str:

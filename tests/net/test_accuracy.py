@@ -33,20 +33,18 @@ def _measurement(kind: str, way: str, off: float) -> Measurement:
     """`off` tolerances away from what was asked."""
     unit, ideal, tolerance = _EXACT[kind]
     quantity, _, size = kind.partition(" ")
-    return Measurement.model_validate(
-        {
-            "link": "node-0",
-            "direction": way,
-            "quantity": quantity,
-            "detail": f"{size} bytes after idle, cubic" if size else f"over {off:.3f}",
-            "unit": unit,
-            "expected": ideal,
-            "measured": ideal + off * tolerance,
-            "tolerance": tolerance,
-            "samples": 5,
-            "verdict": "PASS" if abs(off) <= 1 else "FAIL",
-            "note": "",
-        }
+    return Measurement(
+        link="node-0",
+        direction=way,
+        quantity=quantity,
+        detail=f"{size} bytes after idle, cubic" if size else f"over {off:.3f}",
+        unit=unit,
+        expected=ideal,
+        measured=ideal + off * tolerance,
+        tolerance=tolerance,
+        samples=5,
+        verdict="PASS" if abs(off) <= 1 else "FAIL",
+        note="",
     )
 
 

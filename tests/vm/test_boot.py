@@ -149,12 +149,6 @@ def test_a_daemon_that_holds_the_output_open_is_not_waited_for(guest: Guest) -> 
     assert guest("sh", "-c", "sleep 1000 & echo done") == (0, b"done\n", b"")
 
 
-def test_the_time_limit(guest: Guest) -> None:
-    status, _, stderr = guest("sleep", "1000", time_limit_s=5)
-    assert status == 124
-    assert b"time limit of 5 s" in stderr
-
-
 # It touches every second page, so that no two stand in one mapping of the host; with one too many the guest's kernel
 # tries for ever.
 TOUCH_PAGES = """

@@ -198,14 +198,6 @@ def command(cache: Path) -> Vm:
     return run
 
 
-def test_the_commands_message_and_status_without_a_compiler(cache: Path, command: Vm) -> None:
-    (cache.parent / "tools" / "gcc").unlink()
-    status, said = command("--build")
-    assert status == 2
-    assert "lacks gcc" in said
-    assert "apt-get install -y gcc" in said
-
-
 def test_a_builder_that_is_killed_leaves_no_compiler(cache: Path) -> None:
     pids = cache.parent / "pids"
     make = cache.parent / "tools" / "make"

@@ -40,14 +40,6 @@ def _link_type(device: str) -> int:
     return LINKTYPE_RAW if kind == _ARPHRD_NONE else LINKTYPE_ETHERNET
 
 
-def _drain(ring: PacketRing, number: int, writer: PcapngWriter) -> int:
-    kept = 0
-    for packet in ring.ready_packets():
-        writer.packet(number, packet.at_ns, packet.content, packet.length, OUTBOUND if packet.outgoing else INBOUND)
-        kept += 1
-    return kept
-
-
 def main() -> None:
     """Capture until the end of the input."""
     parent = Parent()
@@ -68,7 +60,10 @@ def main() -> None:
             if parent.requests_fd in ready:
                 end = time.monotonic() + _LAST_BLOCK_S
             for ring, number in numbers.items():
-                kept += _drain(ring, number, writer)
+                for packet in ring.ready_packets():
+                    way = OUTBOUND if packet.outgoing else INBOUND
+                    writer.packet(number, packet.at_ns, packet.content, packet.length, way)
+                    kept += 1
         for ring, number in numbers.items():
             ring.count()
             writer.statistics(number, time.time_ns(), ring.seen, ring.lost)

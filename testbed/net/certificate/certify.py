@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from testbed import process
@@ -29,7 +29,7 @@ from testbed.spec import Engine
 def _probe(jobs: Sequence[ProbeJob], patience_s: float) -> list[Readings]:
     answers = process.ask(
         "testbed.net.probe",
-        {"jobs": [job.as_dict() for job in jobs]},
+        {"jobs": [asdict(job) for job in jobs]},
         attempt=f"certify {len(jobs)} links",
         failure=LabError,
         timeout_s=patience_s,
@@ -73,10 +73,7 @@ class Watch:
         late = late or Lateness(0.0, 0.0, 0)
         return DuringRecord(
             source="relay" if self._relay else "sampler",
-            mean_ms=late.mean_ms,
-            p99_ms=late.p99_ms,
-            worst_ms=late.worst_ms,
-            samples=late.samples,
+            **late._asdict(),
             real_time=real_time,
             stolen=stolen,
             busy=busy,

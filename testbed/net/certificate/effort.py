@@ -85,13 +85,8 @@ def _shape(pipe: Pipe | None, profile: LinkProfile, engine: Engine) -> Direction
         return None
     steps = timeline(pipe).steps
     return DirectionShape(
-        rate_bps=pipe.rate_bps,
-        delay_ns=pipe.delay_ns,
-        jitter_ns=pipe.jitter_ns,
-        buffer_bytes=pipe.buffer_bytes,
+        **pipe.model_dump(include={"rate_bps", "delay_ns", "jitter_ns", "buffer_bytes", "reorder", "duplicate"}),
         loss=pipe.mean_loss,
-        reorder=pipe.reorder,
-        duplicate=pipe.duplicate,
         overhead_bytes=profile.overhead_bytes,
         light_pps=_light_pps(pipe, profile, engine),
         peak_bps=max(step.rate_bps for step in steps),

@@ -147,17 +147,11 @@ class Comparison:
             and abs(self.measured - self.expected) > self.tolerance
         ):
             faults = (*faults, *self.excuses, *fitness.explanations(), *_handicaps(readings)) or ("out of tolerance",)
+        same = {name: value for name, value in vars(self).items() if name in Measurement.model_fields}
         return Measurement(
             link=readings.link,
-            direction=self.direction,
-            quantity=self.quantity,
-            detail=self.detail,
+            **same,
             unit=unit,
-            expected=self.expected,
-            measured=self.measured,
-            tolerance=self.tolerance,
-            chance=self.chance,
-            samples=self.samples,
             fault=broken,
             verdict="FAIL" if faults else "PASS",
             note="; ".join(filter(None, (*faults, self.remark))),

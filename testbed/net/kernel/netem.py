@@ -22,30 +22,17 @@ _QOPT = struct.Struct("=6I")  # latency (ticks), limit, loss, gap, duplicate, ji
 _CORRELATION, _REORDER, _CORRUPT, _LOSS, _RATE, _ECN, _RATE64 = 1, 3, 4, 5, 6, 7, 8
 _LATENCY64, _JITTER64, _SLOT, _SEED = 10, 11, 12, 14
 _GEMODEL = 2  # inside _LOSS; 1 would be the model of four states
-_NAMES = {
-    _CORRELATION: "correlation",
-    _REORDER: "reorder",
-    _CORRUPT: "corrupt",
-    _LOSS: "loss model",
-    _RATE: "rate",
-    _ECN: "ecn",
-    _RATE64: "64-bit rate",
-    _LATENCY64: "64-bit latency",
-    _JITTER64: "64-bit jitter",
-    _SLOT: "slot",
-    _SEED: "seed",
-}
 _FIELDS = {
-    _CORRELATION: struct.Struct("=3I"),  # of delay, loss, duplicates
-    _REORDER: struct.Struct("=2I"),  # probability, correlation
-    _CORRUPT: struct.Struct("=2I"),
-    _RATE: struct.Struct("=IiIi"),  # bytes/s, packet overhead, cell size, cell overhead
-    _ECN: struct.Struct("=I"),
-    _RATE64: struct.Struct("=Q"),
-    _LATENCY64: struct.Struct("=q"),
-    _JITTER64: struct.Struct("=q"),
-    _SLOT: struct.Struct("=qqiiqq"),  # shortest, longest, packets, bytes; a distribution's delay and jitter
-    _SEED: struct.Struct("=Q"),
+    _CORRELATION: ("correlation", struct.Struct("=3I")),  # of delay, loss, duplicates
+    _REORDER: ("reorder", struct.Struct("=2I")),  # probability, correlation
+    _CORRUPT: ("corrupt", struct.Struct("=2I")),
+    _RATE: ("rate", struct.Struct("=IiIi")),  # bytes/s, packet overhead, cell size, cell overhead
+    _ECN: ("ecn", struct.Struct("=I")),
+    _RATE64: ("64-bit rate", struct.Struct("=Q")),
+    _LATENCY64: ("64-bit latency", struct.Struct("=q")),
+    _JITTER64: ("64-bit jitter", struct.Struct("=q")),
+    _SLOT: ("slot", struct.Struct("=qqiiqq")),  # shortest, longest, packets, bytes; a distribution's delay and jitter
+    _SEED: ("seed", struct.Struct("=Q")),
 }
 _GEMODEL_FIELDS = struct.Struct("=4I")
 
@@ -76,7 +63,7 @@ def pack_options(plan: NetemPlan, *, afresh: bool = True) -> bytes:
         stated.append((_SLOT, (*slot, 0, 0)))
         if plan.seed is not None:
             stated.append((_SEED, (plan.seed,)))
-    packed = [attribute(kind, _FIELDS[kind].pack(*values)) for kind, values in stated]
+    packed = [attribute(kind, _FIELDS[kind][1].pack(*values)) for kind, values in stated]
     if plan.gemodel is not None:
         packed.append(attribute(_LOSS, attribute(_GEMODEL, _GEMODEL_FIELDS.pack(*plan.gemodel))))
     # Gap 1: every packet is drawn. (A larger one lets that many pass between two that may be reordered.)
@@ -168,10 +155,10 @@ def _gemodel(loss: bytes | None) -> Gemodel | None:
 
 def _values(held: dict[int, bytes], kind: int) -> tuple[int, ...]:
     """Read an attribute's fields; zeros where the kernel leaves the attribute out, because it is not in force."""
-    fields = _FIELDS[kind]
+    name, fields = _FIELDS[kind]
     content = held.get(kind, bytes(fields.size))
     if len(content) != fields.size:
-        raise ShapingError(f"netem's {_NAMES[kind]} attribute has {len(content)} bytes, expected {fields.size}")
+        raise ShapingError(f"netem's {name} attribute has {len(content)} bytes, expected {fields.size}")
     return fields.unpack(content)
 
 

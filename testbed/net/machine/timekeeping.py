@@ -33,8 +33,8 @@ class Timekeeping(NamedTuple):
     """Whether the kernel's timers are finer than its tick (CONFIG_HIGH_RES_TIMERS), as its packet scheduler says."""
     processors: int
     """Those that this process may use."""
-    busy: float | None
-    """Share of all processors' time that was used, or taken by the machine around a virtual one; None where unknown."""
+    busy: float
+    """Share of all processors' time that was used, or taken by the machine around a virtual one."""
     load: float
     """Processes that ran or wanted to, averaged over a minute."""
 
@@ -52,7 +52,7 @@ def measure_timekeeping() -> Timekeeping:
         real_time = True
     except PermissionError:
         real_time = False
-    before = _ticks()
+    before = read_processors()["cpu"]
     late = []
     try:
         for _ in range(_SLEEPS):
@@ -61,7 +61,6 @@ def measure_timekeeping() -> Timekeeping:
             late.append(time.monotonic_ns() - asked)
     finally:
         os.sched_setscheduler(0, policy, parameters)
-    after = _ticks()
     return Timekeeping(
         sleep_ms=_SLEEP_NS / 1e6,
         late_p99_ms=percentile(late, 0.99) / 1e6,
@@ -69,23 +68,15 @@ def measure_timekeeping() -> Timekeeping:
         real_time=real_time,
         fine_timers=_fine_timers(),
         processors=len(os.sched_getaffinity(0)),
-        busy=_busy(before, after) if before and after and after.total > before.total else None,
+        busy=_busy(before, read_processors()["cpu"]),
         load=os.getloadavg()[0],
     )
-
-
-def _ticks() -> ProcessorTicks | None:
-    """Return the ticks of all processors together; None where they cannot be read."""
-    try:
-        return read_processors()["cpu"]
-    except (OSError, ValueError, LookupError):
-        return None
 
 
 def _busy(before: ProcessorTicks, after: ProcessorTicks) -> float:
     """Return the share of the time between two readings in which processors were not idle."""
     idle = after.idle + after.waiting - before.idle - before.waiting
-    return 1 - idle / (after.total - before.total)
+    return 1 - idle / max(1, after.total - before.total)
 
 
 def _fine_timers() -> bool:
@@ -110,9 +101,7 @@ def judge_timers(kept: Timekeeping) -> str:
 
 def judge_load(kept: Timekeeping) -> str:
     """Describe how busy the processors are; CapabilityError where others keep them busy."""
-    text = f"{kept.processors} to use, load {kept.load:.1f}"
-    if kept.busy is not None:
-        text += f", {kept.busy:.0%} of the machine busy just now"
-    if kept.busy is not None and kept.busy > _BUSY:
+    text = f"{kept.processors} to use, load {kept.load:.1f}, {kept.busy:.0%} of the machine busy just now"
+    if kept.busy > _BUSY:
         raise CapabilityError(f"{text}: what is measured now will show it")
     return text

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
@@ -57,7 +58,7 @@ def _start(job: ProbeJob, turns: Turns) -> tuple[int, int]:
         die_with_parent(parent)
         os.close(reader)
         with os.fdopen(writer, "w", encoding="utf8") as answer:
-            json.dump(measure_link(job, turns.turn).as_dict(), answer)
+            json.dump(asdict(measure_link(job, turns.turn)), answer)
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -81,7 +82,7 @@ def main() -> None:
     turns = Turns(_at_once(jobs, len(os.sched_getaffinity(0))))
     started = [_start(job, turns) for job in jobs]
     readings = [_finish(job, *child) for job, child in zip(jobs, started, strict=True)]
-    parent.answer([reading.as_dict() for reading in readings])
+    parent.answer([asdict(reading) for reading in readings])
 
 
 if __name__ == "__main__":

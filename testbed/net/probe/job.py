@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
@@ -79,11 +79,8 @@ class ProbeJob:
         """Both delays, without serialisation."""
         return sum(shape.delay_ns for shape in (self.up, self.down) if shape)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> ProbeJob:
-        """Return the inverse of `as_dict`, through JSON."""
+        """Return the inverse of `asdict`, through JSON."""
         shapes: dict[str, Any] = {way: DirectionShape(**table[way]) if table[way] else None for way in LINK_DIRECTIONS}
         return cls(**{**table, **shapes, "messages": tuple(table["messages"])})

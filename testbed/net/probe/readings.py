@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.directions import LinkDirection
@@ -95,12 +95,9 @@ class Readings:
     faults: dict[str, str] = field(default_factory=dict)
     """Phases ('echo', 'stream', 'datagrams') that could not be finished, with the reason."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Readings:
-        """Return the inverse of `as_dict`, through JSON."""
+        """Return the inverse of `asdict`, through JSON."""
         kinds: dict[str, type[Any]] = {
             "messages": TimedMessage,
             "light": PacketTrain,

@@ -137,16 +137,13 @@ def _datagrams(job: ProbeJob, flows: list[DatagramFlow], readings: Readings, tim
         jittery = [flow for flow in flows if flow.shape.jitter_ns]
         readings.spaced += exchange(jittery, [patterns.spaced(flow.shape, job.spaced_s) for flow in jittery], timer)
     for group in _together(flows, sum(shape.rate_bps for shape in shapes), _BOTH_AT_ONCE_BPS):
-        offered = [patterns.overload(flow.shape, job.mtu, _OVERLOAD, _rate_s(job, flow)) for flow in group]
+        # No more packets than the receiver's buffer holds: reading takes CPU time from sending.
+        seconds = [min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.shape.rate_bps) for flow in group]
+        offered = [
+            patterns.overload(flow.shape, job.mtu, _OVERLOAD, most) for flow, most in zip(group, seconds, strict=True)
+        ]
         with turn():
             readings.overload += exchange(group, offered, timer)
-
-
-def _rate_s(job: ProbeJob, flow: DatagramFlow) -> float:
-    """Return the time asked for, within the packets that the receiver's buffer holds: reading takes CPU time from
-    sending.
-    """
-    return min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.shape.rate_bps)
 
 
 def measure_link(job: ProbeJob, turn: Turn) -> Readings:

@@ -4,6 +4,7 @@ to end.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -110,17 +111,12 @@ class Stream:
         shape = self._job.shape(way)
         # Far from the end the reader looks once a millisecond, which spares a wake-up per packet; near it, at once.
         near = 0 if shape is None else max(1 << 16, shape.rate_bps // 8 * 4 // 1000)
-        content = memoryview(_CHUNK)
         sent = received = 0
         start = time.monotonic_ns()
         deadline = start + self._patience_ns(way, size)
         most = self._most_under_way(way)
         while received < size:
-            while sent < size and sent - received < most:
-                try:
-                    sent += sender.send(content[: min(size - sent, most - (sent - received))])
-                except BlockingIOError:
-                    break
+            sent += _fill(sender, min(size - sent, most - (sent - received)))
             if shape is not None and size - received > near:
                 time.sleep(_READ_PAUSE_S)
             elif not select((receiver,), (), (), 0.1)[0] and time.monotonic_ns() > deadline:
@@ -171,7 +167,6 @@ class Stream:
         """Stream for `lead_s` and then for `seconds`, of which the latter count; then wait until all has been read."""
         sender, receiver = self._ends[way]
         shape = self._job.shape(way)
-        content = memoryview(_CHUNK)
         before = self._sender_info(way).retransmits
         # What the wire and some of the buffer hold. More would overflow the buffer, and cubic takes ten seconds to open
         # a window again that it has cut twice (seen: 66 of 77 Mbit/s at 80 Mbit/s and 100 ms): that is cubic, not the
@@ -189,11 +184,7 @@ class Stream:
                 # that.
                 start = now + _BBR_PAUSE_NS + round(lead_s * 1e9)
                 end, first, floor = start + round(seconds * 1e9), None, 0
-            while sent - received < ahead:
-                try:
-                    sent += sender.send(content[: ahead - (sent - received)])
-                except BlockingIOError:
-                    break
+            sent += _fill(sender, ahead - (sent - received))
             if shape is None:
                 select((receiver,), (), (), _READ_PAUSE_S)
             else:
@@ -221,6 +212,15 @@ class Stream:
                     raise TimeoutError(f"{left} bytes of a stream did not arrive")
                 continue
             left -= receiver.recv_into(self._read)
+
+
+def _fill(sender: socket.socket, most: int) -> int:
+    """Send up to `most` bytes, or as many as the socket takes now; return their number."""
+    sent, content = 0, memoryview(_CHUNK)
+    with contextlib.suppress(BlockingIOError):
+        while sent < most:
+            sent += sender.send(content[: most - sent])
+    return sent
 
 
 def warm(stream: Stream, together: bool) -> dict[LinkDirection, int]:

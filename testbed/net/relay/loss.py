@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from testbed.net.relay.draws import Draws, threshold
 
 _EMISSION, _TRANSITION = 0, 1
 
 
-class LossModel(Protocol):
-    """What a shaper asks."""
-
-    def lost(self, number: int) -> bool:
-        """Say whether that packet is lost."""
-
-
-class BernoulliLoss:
-    """Each packet is lost with the same probability."""
-
-    def __init__(self, seed: int, stream: int, probability: float) -> None:
-        self._draws, self._threshold = Draws(seed, stream, _EMISSION), threshold(probability)
-
-    def lost(self, number: int) -> bool:
-        """Draw without memory."""
-        return self._draws.at(number) < self._threshold
-
-
-class GilbertElliottLoss:
+class LossModel:
     """A good and a bad state.
 
     A packet is drawn in the present state, then the state may change, as in the kernel's netem.
@@ -47,21 +30,22 @@ class GilbertElliottLoss:
     def lost(self, number: int) -> bool:
         """Draw in the present state, and move the state on."""
         loses, moves = self._thresholds[self.bad]
-        if self._transition.at(number) < moves:
+        if moves and self._transition.at(number) < moves:
             self.bad = not self.bad
         return self._emission.at(number) < loses
 
 
 def loss_model(
-    asked: dict[str, Any] | None, seed: int, stream: int, before: LossModel | None = None
+    asked: Mapping[str, Any] | None, seed: int, stream: int, before: LossModel | None = None
 ) -> LossModel | None:
-    """Make the model of a `testbed.profiles.Loss` (as a table), with the state of `before`, which it replaces."""
+    """Make the model of a `testbed.profiles.Loss` (as a table), with the state of `before`, which it replaces.
+
+    Independent losses are those of a good state that is never left.
+    """
     if asked is None:
         return None
-    numbers = {name: value for name, value in asked.items() if name != "model"}
     if asked["model"] == "bernoulli":
-        return BernoulliLoss(seed, stream, **numbers)
-    model = GilbertElliottLoss(seed, stream, **numbers)
-    if isinstance(before, GilbertElliottLoss):
-        model.bad = before.bad
+        return LossModel(seed, stream, enter_bad=0, leave_bad=0, lost_in_bad=0, lost_in_good=asked["probability"])
+    model = LossModel(seed, stream, **{name: value for name, value in asked.items() if name != "model"})
+    model.bad = before is not None and before.bad
     return model

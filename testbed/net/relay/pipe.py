@@ -40,6 +40,8 @@ class RelayPipe:
 
     packets_in = bytes_in = bytes_dropped = dropped_buffer = dropped_loss = 0
     duplicated = bytes_duplicated = reordered = 0
+    _pipe: Mapping[str, Any] | None = None
+    _overhead_bytes = 0
     least_delay_ns = 0
     """No packet leaves sooner after it was offered than this."""
 
@@ -65,8 +67,8 @@ class RelayPipe:
         """Go back to the pipe's own numbers."""
 
     def settings(self) -> dict[str, Any] | None:
-        """Say what `offer` computes with; None where nothing is shaped."""
-        return None
+        """Say what was asked for, and what the rate counts; None where nothing is shaped."""
+        return None if self._pipe is None else {**self._pipe, "overhead_bytes": self._overhead_bytes}
 
     def backlog_bytes(self, now_ns: int) -> int:
         """Return what waits for the wire or is on its way onto it; packets under way for `delay` are not in it."""
@@ -126,10 +128,6 @@ class Plain(RelayPipe):
         rate = self._rate_bps
         self.free_ns = free = start + ((length + self._overhead_bytes) * 8_000_000_000 + rate - 1) // rate
         return (free + self.delay_ns,)
-
-    def settings(self) -> dict[str, Any]:
-        """Say what was asked for, and what the rate counts."""
-        return {**self._pipe, "overhead_bytes": self._overhead_bytes}
 
     def backlog_bytes(self, now_ns: int) -> int:
         """Computed from the time for which the wire is busy."""

@@ -24,6 +24,8 @@ class Shaper(RelayPipe):
     behind the last one that is under way, as in netem.
     """
 
+    _pipe: Mapping[str, Any]
+
     def __init__(
         self,
         pipe: Mapping[str, Any],
@@ -161,10 +163,6 @@ class Shaper(RelayPipe):
         length_ns = serialisation_ns(counted, self._rate_bps)
         self._free_ns = start + length_ns
         return length_ns
-
-    def settings(self) -> dict[str, Any]:
-        """Say what was asked for, and what the rate counts."""
-        return {**self._pipe, "overhead_bytes": self._overhead_bytes}
 
     def backlog_bytes(self, now_ns: int) -> int:
         """Add up the packets that have not left."""

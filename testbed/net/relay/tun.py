@@ -12,7 +12,6 @@ from testbed.errors import CapabilityError, LabError
 _TUNSETIFF = 0x400454CA
 _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000
-_NAME_BYTES = 15
 QUEUE_PACKETS = 10_000
 """What the device holds for the reader. A sender may hand over a whole TCP window at once, and the queue that is being
 emulated must be the only one that drops."""
@@ -26,8 +25,6 @@ def open_tun(name: str) -> int:
     queue of QUEUE_PACKETS, by netlink: the ioctl for that is refused in a user namespace. The device ends when its last
     descriptor is closed. CapabilityError where this machine or user cannot; LabError for other failures.
     """
-    if not 0 < len(name.encode()) <= _NAME_BYTES:
-        raise LabError(f"cannot make the TUN device {name!r}: a device name has 1 to {_NAME_BYTES} bytes")
     try:
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -15,61 +15,42 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
-from typing import Literal, NamedTuple
 
 from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.netem_plan import NetemPlan, plan_netem
+from testbed.net.kernel.netem_plan import NetemPlan
 from testbed.net.kernel.netlink import Netlink
-from testbed.profiles import Pipe
+from testbed.net.plan import ShapedDevice
 from testbed.profiles.timeline import TimelineStep, timeline
 
 _PRIORITY = 40
 """SCHED_FIFO: before all programs, behind the kernel's packet thread and the relay."""
 
 
-class ScheduledDevice(NamedTuple):
-    """A device that netem shapes, and the pipe whose schedule it follows.
-
-    It holds the pipe's own constant numbers already.
-    """
-
-    label: str
-    """The link and its direction, for messages."""
-    namespace: Namespace
-    device: str
-    pipe: Pipe
-    mtu: int
-    layer: Literal["ip", "ethernet"]
-
-
 class _Track:
-    """One device, what it is to hold when, and what it holds."""
+    """One device, what it is to hold when, and what it holds: at first the pipe's own constant numbers."""
 
-    def __init__(self, scheduled: ScheduledDevice) -> None:
-        self.scheduled = scheduled
-        self.timeline = timeline(scheduled.pipe)
-        self.held: NetemPlan | None = self.plan(None)
-
-    def plan(self, step: TimelineStep | None) -> NetemPlan:
-        return plan_netem(self.scheduled.pipe, mtu=self.scheduled.mtu, layer=self.scheduled.layer, step=step)
+    def __init__(self, shaped: ShapedDevice, namespace: Namespace) -> None:
+        self.shaped, self.namespace = shaped, namespace
+        self.timeline = timeline(shaped.pipe)
+        self.held: NetemPlan | None = shaped.plan()
 
 
 class Schedules:
     """What varying links hold when. It waits for nothing: whoever has it calls `follow` when the next change is due."""
 
-    def __init__(self, devices: Sequence[ScheduledDevice]) -> None:
+    def __init__(self, devices: Sequence[ShapedDevice], namespaces: Mapping[str, Namespace]) -> None:
         """SpecError, already now, where netem cannot carry out a pipe at some time."""
-        self._tracks = [_Track(scheduled) for scheduled in devices if scheduled.pipe.varies]
+        self._tracks = [_Track(shaped, namespaces[shaped.namespace]) for shaped in devices if shaped.pipe.varies]
         self._start_ns = 0
         self._due: list[tuple[int, int]] = []  # a heap of (when, which track)
         with ExitStack() as stack:
-            namespaces = {track.scheduled.namespace for track in self._tracks}
-            self._netlinks = {namespace: stack.enter_context(Netlink(namespace)) for namespace in namespaces}
+            spaces = {track.namespace for track in self._tracks}
+            self._netlinks = {namespace: stack.enter_context(Netlink(namespace)) for namespace in spaces}
             self._sockets = stack.pop_all()
 
     @property
@@ -106,11 +87,11 @@ class Schedules:
         self._sockets.close()
 
     def _set(self, track: _Track, step: TimelineStep | None) -> None:
-        scheduled, wanted = track.scheduled, track.plan(step)
+        shaped, wanted = track.shaped, track.shaped.plan(step)
         if wanted == track.held:
             return
         track.held = None  # unknown, should the change fail half-way
-        netem.change_plan(self._netlinks[scheduled.namespace], scheduled.device, wanted, link=scheduled.label)
+        netem.change_plan(self._netlinks[track.namespace], shaped.device, wanted, link=shaped.label)
         track.held = wanted
 
 
@@ -120,9 +101,9 @@ class ScheduleDriver:
     A step that comes due while another is being made is made right after it.
     """
 
-    def __init__(self, devices: Sequence[ScheduledDevice]) -> None:
+    def __init__(self, devices: Sequence[ShapedDevice], namespaces: Mapping[str, Namespace]) -> None:
         """Begin to wait for orders. SpecError as from `Schedules`."""
-        self._schedules = Schedules(devices)
+        self._schedules = Schedules(devices, namespaces)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fault: str | None = None
         self._thread = threading.Thread(target=self._run, name="netem schedules", daemon=True)
