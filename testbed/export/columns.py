@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import pyarrow as pa
 from pydantic import BaseModel
 
-from testbed.frozen import records_in
+from testbed.frozen import Frozen, records_in
 from testbed.records import Summary
 from testbed.spec import Cell, Paced
 
@@ -70,143 +70,233 @@ def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix
             yield ExportColumn(prefix + name, _kind(annotation), what)
 
 
-_RUN = (
-    ExportColumn("cell_id", "text", "The cell's id, which is the name of its folder."),
-    ExportColumn("run", "integer", "Number of the run among those of its cell."),
-)
-_LAB_TIME = "s since the first step began"
-_AT_STEP = (
-    ExportColumn("stage", "integer", "First stage 0."),
-    ExportColumn(
-        "phase",
-        "text",
-        "train, evaluation (with the codec in place) or uncompressed (an evaluation with fp32 at the boundaries).",
-    ),
-    ExportColumn("step", "integer", "Optimiser steps done before this one."),
-)
+class _Row(Frozen):
+    """What names a run in every table."""
+
+    cell_id: str
+    """The cell's id, which is the name of its folder."""
+    run: int
+    """Number of the run among those of its cell."""
+
+
+class _Network(_Row):
+    """The first columns of the table of runs; those of its cell follow."""
+
+    folder: str
+    """Folder of the run's files, below the folder that was exported."""
+    codec: str
+    """The codec's text, as in int8, ef(topk(0.1)) or 'fwd=bf16, bwd=int8'."""
+    network: str
+    """Profiles of the links."""
+    up_rate_bps: int
+    """Rate asked for on the slowest uplink; missing where none is shaped."""
+    down_rate_bps: int
+    """Rate asked for on the slowest downlink; missing where none is shaped."""
+    round_trip_s: float
+    """The longest of the links' delays, both ways, without serialisation; 0 where unshaped."""
+
+
+class _Machine(Frozen):
+    """Its last columns."""
+
+    taken_at: str
+    """UTC, ISO 8601: when the run began."""
+    cpu_model: str
+    """The machine's processor."""
+    cores: int
+    """Cores that the run could use."""
+    kernel: str
+    """Release of Linux."""
+
+
+class _Step(_Row):
+    """A row of the table of steps."""
+
+    stage: int
+    """First stage 0."""
+    phase: str
+    """train, evaluation (with the codec in place) or uncompressed (an evaluation with fp32 at the boundaries)."""
+    step: int
+    """Optimiser steps done before this one."""
+    measured: bool
+    """Whether the step counts in timing statistics: warm-up and evaluations do not."""
+    begin_s: float
+    """When the whole pipeline's step began, s since the first step began."""
+    step_s: float
+    """Duration of the whole pipeline's step, the same in all its stages' rows."""
+    stage_begin_s: float
+    """When this stage began it, s since the first step began."""
+    stage_end_s: float
+    """When this stage ended it, s since the first step began."""
+    forward_s: float
+    """Time in forward passes, or evaluation."""
+    backward_s: float
+    """Time in backward passes."""
+    local_s: float
+    """In data parallel training: time in local steps, forward and backward."""
+    update_s: float
+    """Time in clipping and the optimiser, or with an aggregate."""
+    encode_s: float
+    """Time spent encoding payloads."""
+    decode_s: float
+    """Time spent decoding payloads."""
+    wire_s: float
+    """Waiting for inputs that were on their way."""
+    wait_s: float
+    """Waiting for inputs that had not been sent yet."""
+    synchronise_s: float
+    """Waiting for the gradient norm of all stages."""
+    overruns: int
+    """Actions whose maths took longer than on the device; missing where nothing is paced."""
+    loss: float
+    """Nats per token, or image; known at the last stage only."""
+    accuracy: float
+    """Of an evaluation on images: the share that is named right."""
+    gradient_norm: float
+    """Over all stages, before it is clipped."""
+    learning_rate: float
+    """The learning rate of this step."""
+    tokens: int
+    """Tokens, or images, in the step's batch."""
+    sent_frames: int
+    """Frames that this stage sent."""
+    sent_raw_bytes: int
+    """Size of its tensors as fp32."""
+    sent_payload_bytes: int
+    """Size of their payloads."""
+    sent_frame_bytes: int
+    """Size of the frames: payloads and our headers."""
+    sent_wire_bytes: int
+    """IP packets that left the stage's interface since the record before this one."""
+    retransmits: int
+    """Segments that its sockets retransmitted since they were opened."""
+
+
+class _Frame(_Row):
+    """A row of the table of frames."""
+
+    phase: str
+    """As in steps."""
+    step: int
+    """Optimiser steps done before this one."""
+    sender: int
+    """Stage."""
+    receiver: int
+    """Stage."""
+    direction: str
+    """forward: activations; backward: their gradients."""
+    microbatch: int
+    """From 0, counted through all passes of a step."""
+    raw_bytes: int
+    """Size of the tensor as fp32."""
+    payload_bytes: int
+    """Size of the payload."""
+    frame_bytes: int
+    """Size of the frame: payload and our header."""
+    queued_s: float
+    """When it was handed to the send thread, s since the first step began."""
+    first_byte_s: float
+    """Just before its first byte was handed to the kernel, s since the first step began."""
+    sent_s: float
+    """When the sender's kernel had taken its last byte, s since the first step began."""
+    received_s: float
+    """When the receiver had its last byte, s since the first step began."""
+
+
+class _Loss(_Row):
+    """A row of the table of losses."""
+
+    phase: str
+    """As in steps."""
+    step: int
+    """Optimiser steps done before the loss was taken."""
+    training_s: float
+    """Time spent in training steps until then; evaluations are left out."""
+    loss: float
+    """Nats per token, or image."""
+    accuracy: float
+    """Of an evaluation on images: the share that is named right."""
+
+
+class _Link(_Row):
+    """A row of the table of links."""
+
+    at_s: float
+    """s since the first step began; negative while the stages connect."""
+    link: str
+    """node-0 in a star, boundary-0 in a line."""
+    direction: str
+    """up or down: away from the stage, or, in a line, towards the last stage."""
+    packets: int
+    """IP packets carried since the lab was built."""
+    bytes: int
+    """Size of the IP packets carried since the lab was built."""
+    rate_bps: float
+    """Rate in IP packets since the sample before this one."""
+    dropped_buffer: int
+    """Packets that the buffer dropped since the lab was built; all drops where the kernel gives no reasons."""
+    dropped_loss: int
+    """Packets that the loss model dropped since the lab was built."""
+    backlog_bytes: int
+    """Bytes held at this moment."""
+
+
+class _Certificate(_Row):
+    """A row of the table of certificates."""
+
+    when: str
+    """before or after (the run)."""
+    taken_at: str
+    """UTC, ISO 8601."""
+    counts: bool
+    """False: it belongs to a first attempt that failed and was repeated."""
+    link: str
+    """node-0 in a star, boundary-0 in a line."""
+    direction: str
+    """up, down or both."""
+    quantity: str
+    """What was measured."""
+    detail: str
+    """For example the size of the message."""
+    unit: str
+    """Unit of the next four columns."""
+    expected: float
+    """Missing where nothing was asked."""
+    measured: float
+    """What was measured; missing where that was impossible."""
+    tolerance: float
+    """Largest |measured - expected| that the probe cannot tell from 0."""
+    chance: float
+    """The part of it that chance explains."""
+    samples: int
+    """Number of observations."""
+    fault: bool
+    """There is no number, or the link does what no such link does."""
+    bound: float
+    """How much this deviation alone moves the step, at most, as a share of it."""
+    verdict: str
+    """PASS or FAIL."""
+    note: str
+    """Why it failed, or what must be known about it."""
+
+
 _CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec"})
 _SUMMARY_SKIPPED = frozenset({"cell_id", "engine", "timing", "dilation"})
 
 TABLES: dict[str, tuple[ExportColumn, ...]] = {
     "runs": (
-        *_RUN,
-        ExportColumn("folder", "text", "Folder of the run's files, below the folder that was exported."),
-        ExportColumn("codec", "text", "The codec's text, as in int8, ef(topk(0.1)) or 'fwd=bf16, bwd=int8'."),
-        ExportColumn("network", "text", "Profiles of the links."),
-        ExportColumn("up_rate_bps", "integer", "Rate asked for on the slowest uplink; missing where none is shaped."),
-        ExportColumn(
-            "down_rate_bps", "integer", "Rate asked for on the slowest downlink; missing where none is shaped."
-        ),
-        ExportColumn(
-            "round_trip_s",
-            "real",
-            "The longest of the links' delays, both ways, without serialisation; 0 where unshaped.",
-        ),
+        *of_record(_Network),
         *of_record(Cell, _CELL_SKIPPED),
         ExportColumn("compute.mode", "text", "calibrated, measured: this machine's pace; paced: a device's durations."),
         *of_record(Paced, frozenset({"mode"}), "compute."),
         *of_record(Summary, _SUMMARY_SKIPPED),
-        ExportColumn("taken_at", "text", "UTC, ISO 8601: when the run began."),
-        ExportColumn("cpu_model", "text", "The machine's processor."),
-        ExportColumn("cores", "integer", "Cores that the run could use."),
-        ExportColumn("kernel", "text", "Release of Linux."),
+        *of_record(_Machine),
     ),
-    "steps": (
-        *_RUN,
-        *_AT_STEP,
-        ExportColumn(
-            "measured", "boolean", "Whether the step counts in timing statistics: warm-up and evaluations do not."
-        ),
-        ExportColumn("begin_s", "real", f"When the whole pipeline's step began, {_LAB_TIME}."),
-        ExportColumn("step_s", "real", "Duration of the whole pipeline's step, the same in all its stages' rows."),
-        ExportColumn("stage_begin_s", "real", f"When this stage began it, {_LAB_TIME}."),
-        ExportColumn("stage_end_s", "real", f"When this stage ended it, {_LAB_TIME}."),
-        ExportColumn("forward_s", "real", "Time in forward passes, or evaluation."),
-        ExportColumn("backward_s", "real", "Time in backward passes."),
-        ExportColumn("local_s", "real", "In data parallel training: time in local steps, forward and backward."),
-        ExportColumn("update_s", "real", "Time in clipping and the optimiser, or with an aggregate."),
-        ExportColumn("encode_s", "real", "Time spent encoding payloads."),
-        ExportColumn("decode_s", "real", "Time spent decoding payloads."),
-        ExportColumn("wire_s", "real", "Waiting for inputs that were on their way."),
-        ExportColumn("wait_s", "real", "Waiting for inputs that had not been sent yet."),
-        ExportColumn("synchronise_s", "real", "Waiting for the gradient norm of all stages."),
-        ExportColumn(
-            "overruns", "integer", "Actions whose maths took longer than on the device; missing where nothing is paced."
-        ),
-        ExportColumn("loss", "real", "Nats per token, or image; known at the last stage only."),
-        ExportColumn("accuracy", "real", "Of an evaluation on images: the share that is named right."),
-        ExportColumn("gradient_norm", "real", "Over all stages, before it is clipped."),
-        ExportColumn("learning_rate", "real", "The learning rate of this step."),
-        ExportColumn("tokens", "integer", "Tokens, or images, in the step's batch."),
-        ExportColumn("sent_frames", "integer", "Frames that this stage sent."),
-        ExportColumn("sent_raw_bytes", "integer", "Size of its tensors as fp32."),
-        ExportColumn("sent_payload_bytes", "integer", "Size of their payloads."),
-        ExportColumn("sent_frame_bytes", "integer", "Size of the frames: payloads and our headers."),
-        ExportColumn(
-            "sent_wire_bytes", "integer", "IP packets that left the stage's interface since the record before this one."
-        ),
-        ExportColumn("retransmits", "integer", "Segments that its sockets retransmitted since they were opened."),
-    ),
-    "frames": (
-        *_RUN,
-        ExportColumn("phase", "text", "As in steps."),
-        ExportColumn("step", "integer", "Optimiser steps done before this one."),
-        ExportColumn("sender", "integer", "Stage."),
-        ExportColumn("receiver", "integer", "Stage."),
-        ExportColumn("direction", "text", "forward: activations; backward: their gradients."),
-        ExportColumn("microbatch", "integer", "From 0, counted through all passes of a step."),
-        ExportColumn("raw_bytes", "integer", "Size of the tensor as fp32."),
-        ExportColumn("payload_bytes", "integer", "Size of the payload."),
-        ExportColumn("frame_bytes", "integer", "Size of the frame: payload and our header."),
-        ExportColumn("queued_s", "real", f"When it was handed to the send thread, {_LAB_TIME}."),
-        ExportColumn("first_byte_s", "real", f"Just before its first byte was handed to the kernel, {_LAB_TIME}."),
-        ExportColumn("sent_s", "real", f"When the sender's kernel had taken its last byte, {_LAB_TIME}."),
-        ExportColumn("received_s", "real", f"When the receiver had its last byte, {_LAB_TIME}."),
-    ),
-    "losses": (
-        *_RUN,
-        ExportColumn("phase", "text", "As in steps."),
-        ExportColumn("step", "integer", "Optimiser steps done before the loss was taken."),
-        ExportColumn("training_s", "real", "Time spent in training steps until then; evaluations are left out."),
-        ExportColumn("loss", "real", "Nats per token, or image."),
-        ExportColumn("accuracy", "real", "Of an evaluation on images: the share that is named right."),
-    ),
-    "links": (
-        *_RUN,
-        ExportColumn("at_s", "real", f"{_LAB_TIME}; negative while the stages connect."),
-        ExportColumn("link", "text", "node-0 in a star, boundary-0 in a line."),
-        ExportColumn("direction", "text", "up or down: away from the stage, or, in a line, towards the last stage."),
-        ExportColumn("packets", "integer", "IP packets carried since the lab was built."),
-        ExportColumn("bytes", "integer", "Size of the IP packets carried since the lab was built."),
-        ExportColumn("rate_bps", "real", "Rate in IP packets since the sample before this one."),
-        ExportColumn(
-            "dropped_buffer",
-            "integer",
-            "Packets that the buffer dropped since the lab was built; all drops where the kernel gives no reasons.",
-        ),
-        ExportColumn("dropped_loss", "integer", "Packets that the loss model dropped since the lab was built."),
-        ExportColumn("backlog_bytes", "integer", "Bytes held at this moment."),
-    ),
-    "certificates": (
-        *_RUN,
-        ExportColumn("when", "text", "before or after (the run)."),
-        ExportColumn("taken_at", "text", "UTC, ISO 8601."),
-        ExportColumn("counts", "boolean", "False: it belongs to a first attempt that failed and was repeated."),
-        ExportColumn("link", "text", "node-0 in a star, boundary-0 in a line."),
-        ExportColumn("direction", "text", "up, down or both."),
-        ExportColumn("quantity", "text", "What was measured."),
-        ExportColumn("detail", "text", "For example the size of the message."),
-        ExportColumn("unit", "text", "Unit of the next four columns."),
-        ExportColumn("expected", "real", "Missing where nothing was asked."),
-        ExportColumn("measured", "real", "What was measured; missing where that was impossible."),
-        ExportColumn("tolerance", "real", "Largest |measured - expected| that the probe cannot tell from 0."),
-        ExportColumn("chance", "real", "The part of it that chance explains."),
-        ExportColumn("samples", "integer", "Number of observations."),
-        ExportColumn("fault", "boolean", "There is no number, or the link does what no such link does."),
-        ExportColumn("bound", "real", "How much this deviation alone moves the step, at most, as a share of it."),
-        ExportColumn("verdict", "text", "PASS or FAIL."),
-        ExportColumn("note", "text", "Why it failed, or what must be known about it."),
-    ),
+    "steps": tuple(of_record(_Step)),
+    "frames": tuple(of_record(_Frame)),
+    "losses": tuple(of_record(_Loss)),
+    "links": tuple(of_record(_Link)),
+    "certificates": tuple(of_record(_Certificate)),
 }
 """Name of each table -> its columns."""
 

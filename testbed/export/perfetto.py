@@ -34,16 +34,8 @@ def _slice(
     recorded: RecordedRun, name: str, category: str, thread: int, begin_ns: int, end_ns: int, **args: Any
 ) -> Event:
     begin, end = _us(recorded, begin_ns), _us(recorded, end_ns)
-    event = {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": STAGES,
-        "tid": thread,
-        "ts": begin,
-        "dur": round(end - begin, 3),
-    }
-    return event | ({"args": args} if args else {})
+    event = {"ph": "X", "name": name, "cat": category, "pid": STAGES, "tid": thread, "ts": begin}
+    return event | {"dur": round(end - begin, 3)} | ({"args": args} if args else {})
 
 
 def _names(nodes: Sequence[str], boundaries: Mapping[tuple[int, int], int]) -> Iterator[Event]:
@@ -61,9 +53,8 @@ def _names(nodes: Sequence[str], boundaries: Mapping[tuple[int, int], int]) -> I
 def _stages(recorded: RecordedRun, step: PipelineStep) -> Iterator[Event]:
     title = f"step {step.number}" if step.phase == "train" else f"{step.phase} after step {step.number}"
     for stage, record in enumerate(step.records):
-        yield _slice(
-            recorded, title, step.phase, stage, record.start_ns, record.end_ns, step=step.number, warmup=step.warmup
-        )
+        about = {"step": step.number, "warmup": step.warmup}
+        yield _slice(recorded, title, step.phase, stage, record.start_ns, record.end_ns, **about)
         for action in record.actions:
             name = f"{action.kind}{action.microbatch}"
             late = {"overrun": True} if overran(action) else {}
@@ -122,13 +113,10 @@ def write_timelines(runs: Iterable[Run], folder: Path) -> list[Path]:
     """Write one file per run, CELL-run-K.json, into an existing folder; return the files."""
     made = []
     for recorded in map(RecordedRun, runs):
-        about = {
-            "cell": recorded.run.folder.parent.name,
-            "timing": recorded.cell.timing,
-            "dilation": recorded.cell.compute.dilation,
-        }
+        cell_id, cell = recorded.run.folder.parent.name, recorded.cell
+        about = {"cell": cell_id, "timing": cell.timing, "dilation": cell.compute.dilation}
         content = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events(recorded)}
-        path = folder / f"{recorded.run.folder.parent.name}-{recorded.run.folder.name}.json"
+        path = folder / f"{cell_id}-{recorded.run.folder.name}.json"
         path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf8")
         paths.give_to_user(path)
         made.append(path)

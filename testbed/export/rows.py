@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from testbed.frozen import flatten
 from testbed.metrics import PipelineStep, align, loss_curve, measured, uncompressed_curve, validation_curve
 from testbed.metrics.spans import flights, overran, spans
 from testbed.records import Certificate, StepRecord
@@ -15,6 +16,8 @@ from testbed.spec import Cell
 
 Row = dict[str, Any]
 ACTIVITIES = ("forward", "backward", "local", "update", "encode", "decode", "wire", "wait", "synchronise")
+_OF_STEP = ("loss", "accuracy", "gradient_norm", "learning_rate", "tokens")
+_SIZES = ("raw_bytes", "payload_bytes", "frame_bytes")
 
 
 class RecordedRun:
@@ -54,27 +57,21 @@ class RecordedRun:
         return {"cell_id": self.run.folder.parent.name, "run": self.run.number}
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(recorded, float) for recorded in value):
-        yield from zip((f"{prefix}.low", f"{prefix}.high"), value, strict=True)
-    else:
-        yield prefix, json.dumps(value) if isinstance(value, tuple | list) else value
-
-
-def _absent(cell: Cell) -> set[str]:
-    """Return the tables of a cell that it has none of: their columns stay empty."""
-    return {"codec_rates"} if cell.codec_rates is None else set()
+def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in flatten(tables):
+        if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(end, float) for end in value):
+            yield from zip((f"{name}.low", f"{name}.high"), value, strict=True)
+        else:
+            yield name, json.dumps(value) if isinstance(value, tuple | list) else value
 
 
 def run_rows(recorded: RecordedRun) -> Iterator[Row]:
     """Yield one row: the cell, its results, the machine."""
     cell, summary, environment = recorded.cell, recorded.run.summary, recorded.run.environment
     pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.profiles]
+    absent = {"codec_rates"} if cell.codec_rates is None else set[str]()  # its columns stay empty
     row: Row = {
-        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles"} | _absent(cell)))),
+        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles", *absent}))),
         "compute.dilation": cell.compute.dilation,
         "folder": f"{recorded.run.folder.parent.name}/{recorded.run.folder.name}",
         "network": cell.network,
@@ -96,7 +93,7 @@ def step_rows(recorded: RecordedRun) -> Iterator[Row]:
     counted = {step.number for step in measured(recorded.steps) if first is None or step.number >= first}
     for step in recorded.steps:
         for stage, record in enumerate(step.records):
-            before = None if step.before is None else step.before[stage].counters
+            now, before = record.counters, None if step.before is None else step.before[stage].counters
             spent = dict.fromkeys(ACTIVITIES, 0)
             for span in spans(record):
                 spent[span.activity] += span.end_ns - span.begin_ns
@@ -112,18 +109,10 @@ def step_rows(recorded: RecordedRun) -> Iterator[Row]:
                 "stage_end_s": recorded.moment(record.end_ns),
                 **{f"{activity}_s": recorded.seconds(duration) for activity, duration in spent.items()},
                 "overruns": overruns if paced else None,
-                "loss": record.loss,
-                "accuracy": record.accuracy,
-                "gradient_norm": record.gradient_norm,
-                "learning_rate": record.learning_rate,
-                "tokens": record.tokens,
+                **{name: getattr(record, name) for name in _OF_STEP},
                 "sent_frames": len(record.sent),
-                "sent_raw_bytes": sum(frame.raw_bytes for frame in record.sent),
-                "sent_payload_bytes": sum(frame.payload_bytes for frame in record.sent),
-                "sent_frame_bytes": sum(frame.frame_bytes for frame in record.sent),
-                "sent_wire_bytes": record.counters.sent_bytes - before.sent_bytes
-                if record.counters and before
-                else None,
+                **{f"sent_{size}": sum(getattr(frame, size) for frame in record.sent) for size in _SIZES},
+                "sent_wire_bytes": now.sent_bytes - before.sent_bytes if now and before else None,
                 "retransmits": sum(socket.retransmits for socket in record.sockets),
             }
 
@@ -139,10 +128,7 @@ def frame_rows(recorded: RecordedRun) -> Iterator[Row]:
                 "sender": flight.sender,
                 "receiver": flight.receiver,
                 "direction": flight.direction,
-                "microbatch": sent.microbatch,
-                "raw_bytes": sent.raw_bytes,
-                "payload_bytes": sent.payload_bytes,
-                "frame_bytes": sent.frame_bytes,
+                **{name: getattr(sent, name) for name in ("microbatch", *_SIZES)},
                 "queued_s": recorded.moment(sent.queued_ns),
                 "first_byte_s": recorded.moment(sent.first_byte_ns),
                 "sent_s": recorded.moment(sent.last_byte_ns),
@@ -155,13 +141,8 @@ def loss_rows(recorded: RecordedRun) -> Iterator[Row]:
     curves = {"train": loss_curve, "evaluation": validation_curve, "uncompressed": uncompressed_curve}
     for phase, curve in curves.items():
         for point in curve(recorded.cell, recorded.stages):
-            yield recorded.key | {
-                "phase": phase,
-                "step": point.step,
-                "training_s": point.seconds,
-                "loss": point.loss,
-                "accuracy": point.accuracy,
-            }
+            row = {"step": point.step, "training_s": point.seconds, "loss": point.loss, "accuracy": point.accuracy}
+            yield recorded.key | {"phase": phase} | row
 
 
 def link_rows(recorded: RecordedRun) -> Iterator[Row]:

@@ -56,13 +56,9 @@ def write_tables(runs: Iterable[Run], folder: Path, form: Format) -> list[Path]:
 
 
 def _dictionary() -> dict[str, list[str]]:
-    every = [(table, column) for table, columns in TABLES.items() for column in columns]
-    return {
-        "table": [table for table, _ in every],
-        "column": [column.name for _, column in every],
-        "type": [PANDAS[column.kind] for _, column in every],
-        "what": [column.what for _, column in every],
-    }
+    every = [(table, *column) for table, columns in TABLES.items() for column in columns]
+    tables, names, kinds, whats = map(list, zip(*every, strict=True))
+    return {"table": tables, "column": names, "type": [PANDAS[kind] for kind in kinds], "what": whats}
 
 
 def pandas_frame(table: str, runs: Iterable[Run]) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from testbed.report import numbers, tables
 from testbed.report.canvas import (
-    APART,
     HOLLOW_DASH,
     Drawing,
     Handle,
@@ -21,22 +21,25 @@ from testbed.report.canvas import (
     group_looks,
     hollow_patches,
     hover,
+    name_rows,
     network_panels,
+    note,
+    share_axis,
 )
 from testbed.report.collect import Group
 from testbed.report.entry import OVERRUNS, Entry
 from testbed.report.findings import bytes_finding, efficiency_finding, step_finding
 from testbed.report.style import INK, MUTED, PAPER, Look
 
-_PARTS = (("compute", 1.0), ("encode and decode", 0.62), ("wire", 0.36), ("wait", 0.14))
-"""Name and opacity in the codec's colour, in the order of Split's fields."""
-_MEANT = {
-    "compute": "compute",
-    "encode and decode": "encode, decode",
-    "wire": "wire: input on its way",
-    "wait": "wait: for another stage",
-}
-"""What a part of a step means, for the legend."""
+_PARTS = (
+    ("compute", 1.0, "compute"),
+    ("encode and decode", 0.62, "encode, decode"),
+    ("wire", 0.36, "wire: input on its way"),
+    ("wait", 0.14, "wait: for another stage"),
+)
+"""Name, opacity in the codec's colour, and what it means for the legend, in the order of Split's fields."""
+_REFERENCE: Any = {"color": INK, "ls": (0, (2, 2)), "lw": 1.2}
+"""The look of the line that bars are compared with."""
 _SLIVER = 0.02
 """Encoding and decoding that are a smaller share of the axis than this are too thin to see, so they are written."""
 _LONGEST_NAME = 20
@@ -44,22 +47,28 @@ _ROOM_FOR_NUMBERS = 1.5
 """The length of an axis relative to its longest bar."""
 
 
-def _panel_height(group: Group) -> float:
-    return 0.35 + 0.34 * len(group.codecs)
-
-
-def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Entry | None]]]:
-    """Yield each panel with its bars from top to bottom: the same codecs everywhere, None where no run finished."""
+def _panels(group: Group, title: str, legend: Sequence[Handle], foot: str) -> tuple[Figure, dict[str, Axes]]:
+    """Make one panel per network, with the same codecs from top to bottom."""
+    height = 0.35 + 0.34 * len(group.codecs)
+    figure, panels = network_panels(group, title, height, [*legend, *hollow_patches(group)], foot)
     names = [codec if len(codec) <= _LONGEST_NAME else "…" + codec[1 - _LONGEST_NAME :] for codec in group.codecs]
-    for index, (network, axes) in enumerate(panels.items()):
+    for index, axes in enumerate(panels.values()):
+        name_rows(axes, names if index % columns_for(len(panels)) == 0 else [""] * len(names))
         axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_yticks(range(len(names)), names if index % columns_for(len(panels)) == 0 else [""] * len(names))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
-        axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        row = [group.cells.get((network, codec)) for codec in group.codecs]
-        yield axes, network, [entry if entry is not None and entry.ok else None for entry in row]
+    return figure, panels
+
+
+def _bars(group: Group, network: str, axes: Axes, number: str) -> Iterator[tuple[int, Entry]]:
+    """Yield the row and the entry of each bar of a panel: of what has this number of Summary. Others are said to lack
+    it.
+    """
+    for y, codec in enumerate(group.codecs):
+        entry = group.baseline(network, codec)
+        if entry is None or getattr(entry.measured, number) is None:
+            note(axes, "no finished run", (0, y), (4, 0), va="center", size=8, color=MUTED, style="italic")
+        else:
+            yield y, entry
 
 
 def _bar(
@@ -89,66 +98,34 @@ def _bar(
 
 def _number(axes: Axes, y: int, x: float, text: str, small: str = "") -> None:
     """Write words behind a bar, and smaller ones below them."""
-    how: dict[str, Any] = {"textcoords": "offset points", "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}}
-    axes.annotate(text, (x, y), xytext=(6, 4 if small else 0), va="center", size=8.5, **how)
+    how: dict[str, Any] = {"va": "center", "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}}
+    note(axes, text, (x, y), (6, 4 if small else 0), size=8.5, **how)
     if small:
-        axes.annotate(small, (x, y), xytext=(6, -6), va="center", size=6.8, color=MUTED, **how)
+        note(axes, small, (x, y), (6, -6), size=6.8, color=MUTED, **how)
 
 
-def _no_run(axes: Axes, y: int) -> None:
-    axes.annotate(
-        "no finished run",
-        (0, y),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="center",
-        size=8,
-        color=MUTED,
-        style="italic",
-    )
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}".replace("%", " %")
-
-
-def _longest(row: Sequence[Entry | None]) -> float:
-    """Return the longest step, ideal ones and intervals too, in seconds; 0 where there is none."""
-    return max(
-        (
-            max(
-                entry.measured.step_s or 0.0,
-                entry.measured.ideal_step_s or 0.0,
-                *(entry.measured.step_interval_s or ()),
-            )
-            for entry in row
-            if entry
-        ),
-        default=0.0,
-    )
+def _longest(entry: Entry) -> float:
+    """Return an entry's step, its ideal or the end of its interval, in seconds: what lies furthest right."""
+    summary = entry.measured
+    return max(summary.step_s or 0.0, summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
 
 
 def step_time(group: Group, foot: str) -> Drawing:
     """Draw where the time of a step goes, one panel per network."""
     looks, title = group_looks(group), step_finding(group)
-    legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=_MEANT[name]) for name, opacity in _PARTS]
+    legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=meant) for _, opacity, meant in _PARTS]
     legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
-    legend += hollow_patches(group)
-    rows = {network: group.row(network) for network in group.networks}
-    longest = {name: _longest([entry for entry in row if entry.ok]) for name, row in rows.items()}
-    most, least = max(longest.values()), min((each for each in longest.values() if each), default=0.0)
-    unit, name = (1.0, "s") if most >= 10 else (1e3, "ms")
-    shared = most <= APART * least
+    lengths, shared = share_axis(
+        {name: max(map(_longest, group.finished(name)), default=0.0) for name in group.networks}
+    )
+    unit, name = (1.0, "s") if max(lengths.values()) >= 10 else (1e3, "ms")
     if not shared:
         foot = f"Each panel has a time axis of its own, from 0. {foot}"
-    figure, panels = network_panels(group, title, _panel_height(group), legend, foot)
-    for axes, network, row in _rows(group, panels):
-        end = _ROOM_FOR_NUMBERS * ((most if shared else longest[network]) or 1.0) * unit
-        for y, entry in enumerate(row):
-            if entry is None or entry.measured.step_s is None:
-                _no_run(axes, y)
-            else:
-                _step_bar(axes, y, group, network, entry, looks[entry.cell.codec], unit, name, end)
+    figure, panels = _panels(group, title, legend, foot)
+    for network, axes in panels.items():
+        end = _ROOM_FOR_NUMBERS * (lengths[network] or 1.0) * unit
+        for y, entry in _bars(group, network, axes, "step_s"):
+            _step_bar(axes, y, group, network, entry, looks[entry.cell.codec], unit, name, end)
         axes.set_xlim(0, end)
         axes.set_xlabel(f"median step, {name}")
     caption = (
@@ -171,11 +148,11 @@ def _step_bar(
     parts = (split.compute_s, split.codec_s, split.wire_s, split.wait_s) if split else (0.0, 0.0, 0.0, step_s)
     ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
     words = [
-        f"{entry.cell.codec} over {network}, {part}: {numbers.seconds(value)}, {_share(value, sum(parts))} of the step "
-        f"of {numbers.seconds(step_s)}"
-        for (part, _), value in zip(_PARTS, parts, strict=True)
+        f"{entry.cell.codec} over {network}, {part}: {numbers.seconds(value)}, "
+        f"{numbers.percent(value / sum(parts))} of the step of {numbers.seconds(step_s)}"
+        for (part, _, _), value in zip(_PARTS, parts, strict=True)
     ]
-    _bar(axes, y, ends, [opacity for _, opacity in _PARTS], look, words, hollow=not entry.sound)
+    _bar(axes, y, ends, [opacity for _, opacity, _ in _PARTS], look, words, hollow=not entry.sound)
     if summary.ideal_step_s is not None:
         axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
     if (interval := summary.step_interval_s) is not None:
@@ -184,17 +161,12 @@ def _step_bar(
     text = f"{numbers.three(ends[-1])} {name}" + ("" if gain == numbers.MISSING else f"  ({gain})")
     text += f" {tables.NOTED}" if entry.overruns > OVERRUNS else ""
     small = f"of which codec {numbers.seconds(parts[1])}" if 0 < parts[1] * unit < _SLIVER * end else ""
-    right = (summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
-    _number(axes, y, max(ends[-1], *(each * unit for each in right)), text, small)
+    _number(axes, y, max(ends[-1], _longest(entry) * unit), text, small)
 
 
 def _overruns(group: Group) -> str:
     """Name the codecs whose maths was too slow for the emulated device, for a caption; empty where none was."""
-    late = [
-        f"{e.cell.codec} over {e.cell.network} ({e.overruns:.1%})"
-        for e in group.entries
-        if e.ok and e.overruns > OVERRUNS
-    ]
+    late = [f"{entry.name} ({entry.overruns:.1%})" for entry in group.entries if entry.overruns > OVERRUNS]
     return f" {tables.NOTED} Actions that overran the emulated device: {', '.join(late)}." if late else ""
 
 
@@ -204,32 +176,20 @@ def bytes_per_step(group: Group, foot: str) -> Drawing:
     legend: list[Handle] = [
         Patch(facecolor=INK, label="payload"),
         Patch(facecolor=INK, alpha=0.36, label="added on the wire (headers, ACKs, resent)"),
-        Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="raw fp32 tensors"),
+        Line2D([], [], **_REFERENCE, label="raw fp32 tensors"),
     ]
-    legend += hollow_patches(group)
-    figure, panels = network_panels(group, title, _panel_height(group), legend, foot)
+    figure, panels = _panels(group, title, legend, foot)
     done = [entry.measured for entry in group.entries if entry.ok]
-    moved = [
-        v
-        for s in done
-        for v in (s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step)
-        if v is not None
-    ]
-    largest = max(moved, default=1.0) or 1.0
+    moved = [(s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step) for s in done]
+    largest = max((value or 0.0 for several in moved for value in several), default=0.0) or 1.0
     unit, name = numbers.byte_unit([largest])
-    for axes, network, row in _rows(group, panels):
-        for raw in {entry.measured.raw_bytes_per_step for entry in row if entry}:
+    for network, axes in panels.items():
+        for raw in {entry.measured.raw_bytes_per_step for entry in group.finished(network)}:
             if raw:
-                axes.axvline(raw / unit, color=INK, ls=(0, (2, 2)), lw=1.2)
-        for y, entry in enumerate(row):
-            if entry is None or entry.measured.payload_bytes_per_step is None:
-                _no_run(axes, y)
-                continue
-            summary, payload, wire = (
-                entry.measured,
-                entry.measured.payload_bytes_per_step,
-                entry.measured.wire_bytes_per_step,
-            )
+                axes.axvline(raw / unit, **_REFERENCE)
+        for y, entry in _bars(group, network, axes, "payload_bytes_per_step"):
+            summary = entry.measured
+            payload, wire = summary.payload_bytes_per_step or 0.0, summary.wire_bytes_per_step
             ends = [payload / unit, (payload if wire is None else wire) / unit]
             who = f"{entry.cell.codec} over {network}"
             words = (
@@ -238,12 +198,8 @@ def bytes_per_step(group: Group, foot: str) -> Drawing:
             )
             _bar(axes, y, ends, (1.0, 0.36), looks[entry.cell.codec], words, hollow=not entry.sound)
             ratio = "" if summary.compression_ratio is None else f"  ({numbers.three(summary.compression_ratio)}x)"
-            _number(
-                axes,
-                y,
-                max(ends),
-                ("wire not counted" if wire is None else f"{numbers.three(wire / unit)} {name}") + ratio,
-            )
+            counted = "wire not counted" if wire is None else f"{numbers.three(wire / unit)} {name}"
+            _number(axes, y, max(ends), counted + ratio)
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"{name} per step, all stages")
     caption = (
@@ -256,16 +212,11 @@ def bytes_per_step(group: Group, foot: str) -> Drawing:
 def efficiency(group: Group, foot: str) -> Drawing:
     """Draw how near each median step is to what physics allows, one panel per network."""
     looks, title = group_looks(group), efficiency_finding(group)
-    legend: list[Handle] = [Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="the ideal")]
-    legend += hollow_patches(group)
-    figure, panels = network_panels(group, title, _panel_height(group), legend, foot)
-    for axes, network, row in _rows(group, panels):
-        axes.axvline(1.0, color=INK, ls=(0, (2, 2)), lw=1.2)
-        for y, entry in enumerate(row):
-            if entry is None or entry.measured.efficiency is None:
-                _no_run(axes, y)
-                continue
-            share = entry.measured.efficiency
+    figure, panels = _panels(group, title, [Line2D([], [], **_REFERENCE, label="the ideal")], foot)
+    for network, axes in panels.items():
+        axes.axvline(1.0, **_REFERENCE)
+        for y, entry in _bars(group, network, axes, "efficiency"):
+            share = entry.measured.efficiency or 0.0
             ideal = numbers.seconds(entry.measured.ideal_step_s)
             words = (f"{entry.cell.codec} over {network}: {share:.4f}, an ideal step takes {ideal}",)
             _bar(axes, y, [share], [1.0], looks[entry.cell.codec], words, hollow=not entry.sound)

@@ -12,7 +12,7 @@ import os
 import re
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
@@ -45,7 +45,7 @@ _FINDING_LINE, _LEGEND_LINE, _FOOT_LINE = 0.24, 0.22, 0.14
 """Heights of lines, in inches."""
 _ROW_EXTRA = 0.78
 """What stands above and below a panel: its title, ticks and the name of its axis, in inches."""
-APART = 8
+_APART = 8
 """Panels share a time axis where what the longest shows lasts at most this many times what the shortest does."""
 HOLLOW_DASH = (0, (3, 2))
 _HOVER = "hover: "
@@ -83,8 +83,9 @@ def hollow_patches(group: Group) -> list[Handle]:
     """Return what the legend says about hollow bars, and about codecs that are negative controls."""
     words = hollow_words(group)
     patches: list[Handle] = [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
-    controls = [codec for codec in group.codecs if remark(codec) == CONTROL]
-    return [*patches, *([Line2D([], [], ls="none", label=f"{CONTROL}: {', '.join(controls)}")] if controls else [])]
+    if controls := [codec for codec in group.codecs if remark(codec) == CONTROL]:
+        patches.append(Line2D([], [], ls="none", label=f"{CONTROL}: {', '.join(controls)}"))
+    return patches
 
 
 def codec_legend(group: Group) -> list[Handle]:
@@ -115,7 +116,7 @@ def link_words(links: Links) -> str:
 def _span(values: Sequence[int | None], text: Callable[[int], str]) -> str:
     """Write a range from the least to the most, the unit once where it is the same; None is unshaped."""
     known = sorted({value for value in values if value is not None})
-    shown = [text(value) for value in known[:1] + known[1:][-1:]]
+    shown = [text(value) for value in dict.fromkeys((*known[:1], *known[-1:]))]
     if len(shown) == 2 and shown[0].split()[-1] == shown[1].split()[-1]:
         shown[0] = shown[0].split()[0]
     return " or ".join([" to ".join(shown)] * bool(shown) + ["unshaped"] * (None in values))
@@ -155,10 +156,10 @@ def canvas(
     figure.set_layout_engine(
         "constrained", rect=(0, bottom / height, 1, 1 - (top + bottom) / height), w_pad=0.09, h_pad=0.06
     )
-    words: Any = {"size": 12, "weight": "bold", "va": "top", "linespacing": 1.25}
-    figure.text(0.12 / WIDTH, 1 - 0.1 / height, "\n".join(finding), **words).set_in_layout(False)
-    words = {"size": 7.2, "color": MUTED, "va": "bottom", "linespacing": 1.35}
-    figure.text(0.12 / WIDTH, 0.09 / height, "\n".join(small), **words).set_in_layout(False)
+    above: Any = {"size": 12, "weight": "bold", "va": "top", "linespacing": 1.25}
+    below: Any = {"size": 7.2, "color": MUTED, "va": "bottom", "linespacing": 1.35}
+    for y, lines, how in ((1 - 0.1 / height, finding, above), (0.09 / height, small, below)):
+        figure.text(0.12 / WIDTH, y, "\n".join(lines), **how).set_in_layout(False)
     if legend:
         figure.legend(
             handles=list(legend), ncols=per_line, loc="upper left", bbox_to_anchor=(0.08 / WIDTH, 1 - head / height),
@@ -179,11 +180,6 @@ def _legend_columns(widths: Sequence[int]) -> int:
     return 1
 
 
-def laid_out(figure: Figure) -> None:
-    """Lay a figure out now, for what must know where its panels are."""
-    figure.draw_without_rendering()
-
-
 def _wrapped(words: str, characters: int) -> list[str]:
     """Wrap words into lines that never separate a number from its unit."""
     return textwrap.wrap(re.sub(r"(\d) (\D)", "\\1\u00a0\\2", words), characters)
@@ -200,16 +196,36 @@ def network_panels(
     figure, axes = canvas(title, panel_height, legend, foot, len(names), columns=columns, extra=0.14 * (more + 1))
     for name, lines, panel in zip(names, words, axes, strict=True):
         panel.set_title(shortened(name, _TITLE_CHARACTERS // columns), pad=18 + 10 * more)
-        panel.annotate(
-            "\n".join(lines),
-            (0, 1),
-            xycoords="axes fraction",
-            xytext=(0, 5),
-            textcoords="offset points",
-            size=7.8,
-            color=MUTED,
-        )
+        small_print(panel, "\n".join(lines), 5)
     return figure, dict(zip(names, axes, strict=True))
+
+
+def note(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], **how: Any) -> None:
+    """Write words beside a place of a panel; `offset` is in points of the page."""
+    axes.annotate(words, at, xytext=offset, textcoords="offset points", **how)
+
+
+def small_print(axes: Axes, words: str, above: float) -> None:
+    """Write a panel's numbers above it, so many points."""
+    note(axes, words, (0, 1), (0, above), xycoords="axes fraction", size=7.8, color=MUTED)
+
+
+def name_rows(axes: Axes, names: Sequence[str], every: int = 1) -> None:
+    """Make a panel one of rows, from top to bottom, and name each of them, or one of so many."""
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_yticks(range(0, len(names), every), names[::every])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+
+
+def share_axis(lengths: Mapping[str, float]) -> tuple[dict[str, float], bool]:
+    """Return how long each panel's axis is to be: all as long as the longest, unless one would then show nothing; and
+    whether they are.
+    """
+    most, least = max(lengths.values()), min((each for each in lengths.values() if each), default=0.0)
+    shared = most <= _APART * least
+    return {name: most if shared else length for name, length in lengths.items()}, shared
 
 
 def hover(artist: Artist, words: str) -> None:
@@ -262,18 +278,13 @@ def inline_svg(svg: str, prefix: str, title: str) -> str:
     Ink becomes the colour of the page's text; paper and rules become the page's custom properties.
     """
     body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}-", body)
     body = re.sub(r"url\(#", f"url(#{prefix}-", body)
-    for colour, name in (
-        (style.INK, "currentColor"),
-        (style.PAPER, "var(--paper)"),
-        (style.RULE, "var(--rule)"),
-        (style.MUTED, "var(--muted)"),
-    ):
+    names = {INK: "currentColor", PAPER: "var(--paper)", style.RULE: "var(--rule)", MUTED: "var(--muted)"}
+    for colour, name in names.items():
         body = body.replace(colour, name)
-    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    for size in ("width", "height"):
+        body = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", body, count=1)
     return body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)

@@ -6,24 +6,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from testbed import results
+from testbed.directions import LINK_DIRECTIONS
 from testbed.metrics import PipelineStep, align
-from testbed.records import Calibration, Duration, Measurement, RunCertificates, Split
+from testbed.records import Calibration, Certificate, Duration, Measurement
 from testbed.report import numbers, tables
 from testbed.report.canvas import link_words
 from testbed.report.certificates import measurement_cells, run_bound_words, share_text
 from testbed.report.collect import Group
 from testbed.report.entry import Entry, Result
-from testbed.report.gantt import median_step, step_words
+from testbed.report.gantt import median_step, step_kinds, step_words
 from testbed.report.numbers import MISSING
 from testbed.report.settings import CLOCKS, compute_words, flat, pipeline_words
-from testbed.report.step_svg import step_kinds, step_svg
+from testbed.report.step_svg import step_svg
 from testbed.report.templates import write_page
 from testbed.results import SweepRecord
 from testbed.spec import Cell, recipe_of, route
@@ -63,14 +64,6 @@ class Certified(NamedTuple):
         return [check for check in self.checks if check.verdict == "FAIL"]
 
 
-class _Link(NamedTuple):
-    name: str
-    profile: str
-    asked: str
-    texts: tuple[str, ...]
-    """Carried and busy, up and down; packets dropped."""
-
-
 def cell_pages(groups: Sequence[Group]) -> dict[str, str]:
     """Return the address of each cell's page, seen from the report's."""
     return {name: f"cells/{name}.html" for group in groups for entry in group.entries for name in entry.cell_ids}
@@ -97,7 +90,7 @@ def write_cell_pages(
                     report=f"../{report.name}",
                     cell=cell,
                     words=f"{link_words(group.networks[network])}; {pipeline_words(cell)}; seed {cell.training.seed}",
-                    engines=_engines(only),
+                    engines=engines(only.results),
                     siblings=_siblings(group, network, entry, cell_id),
                     numbers=_numbers(group, network, only, table),
                     **_step(only),
@@ -118,20 +111,18 @@ def again(command: str, experiment: Path, cell_id: str) -> str:
     return shlex.join([*(word for word in words if word not in _DROPPED_FLAGS), "--cell", cell_id, "--again"])
 
 
-def _engines(entry: Entry) -> list[str]:
-    labs = [result.run.lab for result in entry.results if (result.run.folder / "lab.json").exists()]
-    return list(dict.fromkeys(f"{lab.engine}: {lab.engine_reason}" for lab in labs))
+def engines(results: Iterable[Result]) -> list[str]:
+    """Return 'relay: why it was chosen', once each."""
+    labs = [result.lab for result in results]
+    return list(dict.fromkeys(f"{lab.engine}: {lab.engine_reason}" for lab in labs if lab is not None))
 
 
 def _siblings(group: Group, network: str, entry: Entry, cell_id: str) -> dict[str, dict[str, str]]:
     """Return the links to other cells: other seeds, other codecs over this network, this codec over others."""
     seeds = {f"seed {seed}": other for other, seed in entry.cell_ids.items() if other != cell_id}
     codecs = {other.cell.codec: next(iter(other.cell_ids)) for other in group.row(network) if other is not entry}
-    networks = {
-        name: next(iter(group.cells[name, entry.cell.codec].cell_ids))
-        for name in group.networks
-        if name != network and (name, entry.cell.codec) in group.cells
-    }
+    alike = {name: group.cells.get((name, entry.cell.codec)) for name in group.networks if name != network}
+    networks = {name: next(iter(other.cell_ids)) for name, other in alike.items() if other is not None}
     every = {"seeds": seeds, "other codecs here": codecs, "this codec over": networks}
     return {name: {text: f"{target}.html" for text, target in links.items()} for name, links in every.items() if links}
 
@@ -140,33 +131,29 @@ def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable
     """Return (name, value, detail) of each number of a cell; what happened to it where no run of it ended well."""
     if not entry.ok:
         return [("outcome", entry.outcome, "")]
-    shown = [
-        (column.name, text, column.unit)
-        for column, text in zip(
-            table.columns, tables.entry_texts(group, network, entry, table.columns, table.units), strict=True
-        )
-    ]
+    texts = tables.entry_texts(group, network, entry, table.columns, table.units)
+    shown = [(column.name, text, column.unit) for column, text in zip(table.columns, texts, strict=True)]
     summary = entry.measured
-    if summary.split is not None:
-        total = sum(getattr(summary.split, name) for name in Split.model_fields) or 1.0
-        for name, words in _PARTS.items():
-            value = getattr(summary.split, name)
-            shown.append((words, numbers.seconds(value), f"{value / total:.1%} of the step".replace("%", " %")))
+    parts = summary.split.model_dump() if summary.split is not None else {}
+    for name, value in parts.items():
+        share = numbers.percent(value / (sum(parts.values()) or 1.0))
+        shown.append((_PARTS[name], numbers.seconds(value), f"{share} of the step"))
     if summary.step_interval_s is not None:
         low, high = (numbers.seconds(end) for end in summary.step_interval_s)
         shown.append(("step, 95 % interval", f"{low} to {high}", ""))
-    shown.append(("ideal step", numbers.seconds(summary.ideal_step_s), "the same compute and bytes over ideal links"))
-    shown.append(("retransmitted", numbers.size(summary.retransmitted_bytes_per_step), "per step"))
-    shown.append(("steps measured", str(summary.measured_steps), entry.count))
-    shown += [("mark", mark, "") for mark in entry.marks]
-    return shown
+    return [
+        *shown,
+        ("ideal step", numbers.seconds(summary.ideal_step_s), "the same compute and bytes over ideal links"),
+        ("retransmitted", numbers.size(summary.retransmitted_bytes_per_step), "per step"),
+        ("steps measured", str(summary.measured_steps), entry.count),
+        *(("mark", mark, "") for mark in entry.marks),
+    ]
 
 
 def _step(entry: Entry) -> dict[str, Any]:
     """Return what the page shows of the typical run's median step: the step drawn, and what each link carried in it."""
     result = entry.typical if entry.ok else entry.results[-1]
-    step = median_step(align([result.run.steps(stage) for stage in range(entry.cell.nodes)]))
-    lab = result.run.lab if (result.run.folder / "lab.json").exists() else None
+    step, lab = median_step(align(result.records)), result.lab
     return {
         "gantt": Markup(step_svg(step, entry.cell)) if step else "",
         "gantt_words": step_words(result, step) if step else "",
@@ -175,7 +162,8 @@ def _step(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _links(result: Result, step: PipelineStep | None) -> Iterator[_Link]:
+def _links(result: Result, step: PipelineStep | None) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each link: name, profile, asked; carried and busy, up and down; packets dropped."""
     cell, carried = result.cell, dict[tuple[int, str], int]()
     for sender, record in enumerate(step.records if step else ()):
         for frame in record.sent:
@@ -187,14 +175,13 @@ def _links(result: Result, step: PipelineStep | None) -> Iterator[_Link]:
     for number, profile in enumerate(cell.links):
         name = f"node-{number}" if cell.topology == "star" else f"boundary-{number}"
         texts = []
-        for side in ("up", "down"):
-            sent, pipe = carried.get((number, side)), profile.pipe("up" if side == "up" else "down")
+        for side in LINK_DIRECTIONS:
+            sent, pipe = carried.get((number, side)), profile.pipe(side)
             busy = None if not (sent and step and pipe) else 8 * sent / pipe.rate_bps / step.seconds
-            texts += [numbers.size(sent), MISSING if busy is None else f"{busy:.0%}".replace("%", " %")]
+            texts += [numbers.size(sent), MISSING if busy is None else numbers.percent(busy, "{:.0f}")]
         counts = samples[-1].links.get(name, {}).values() if samples else ()
         dropped = sum(count.dropped_buffer + (count.dropped_loss or 0) for count in counts)
-        texts.append(str(dropped) if samples else MISSING)
-        yield _Link(name, profile.name, link_words((profile,)), tuple(texts))
+        yield name, profile.name, link_words((profile,)), *texts, str(dropped) if samples else MISSING
 
 
 def _calibration(cell: Cell, known: Calibration | None) -> dict[str, Any]:
@@ -204,17 +191,15 @@ def _calibration(cell: Cell, known: Calibration | None) -> dict[str, Any]:
     clock = f"{CLOCKS[cell.clock]}; codec cost: {cell.codec_cost}" if cell.timing == "played" else CLOCKS[cell.clock]
     rows = []
     for stage, name, one in _timed(cell, known) if known is not None and cell.timing == "played" else ():
-        spread = f"{one.spread:.1%}".replace("%", " %")
-        rows.append((stage, name, numbers.seconds(one.ns / 1e9), spread, one.samples, one.noisy))
+        times = numbers.seconds(one.ns / 1e9), numbers.percent(one.spread)
+        rows.append((stage, name, *times, one.samples, one.noisy))
     return {"compute": f"Compute {compute_words(cell)}. {clock[0].upper()}{clock[1:]}.", "costs": rows}
 
 
 def _timed(cell: Cell, known: Calibration) -> Iterator[tuple[str, str, Duration]]:
     """Yield what was timed of a cell's recipe: at which stage or node, which action, and how long it takes."""
     for stage, costs in enumerate(known.recipes.get(recipe_of(cell).id, ())):
-        actions: dict[str, Duration] = {
-            name: getattr(costs, name) for name in ("forward", "backward", "clip", "update")
-        }
+        actions = {"forward": costs.forward, "backward": costs.backward, "clip": costs.clip, "update": costs.update}
         actions |= {f"encode, sent {way}": cost for way, cost in costs.encode.items()}
         actions |= {f"decode, came {way}": cost for way, cost in costs.decode.items()}
         actions |= {f"decode after a wait, came {way}": cost for way, cost in costs.decode_woken.items()}
@@ -239,59 +224,33 @@ def certified(result: Result) -> Certified:
     certificates = result.certificates
     if certificates is None:
         return Certified(result, [], "none", "before or after", "", "")
-    both = (("before", certificates.before), ("after", certificates.after))
-    missing = [when for when, certificate in both[: len(certificates.needed)] if certificate is None]
+    needed, taken = ("before", "after")[: len(certificates.needed)], result.taken
+    missing = [when for when in needed if when not in dict(taken)]
     rejected = [
-        f"{when}: {_said(certificate.rejected)}"
-        for when, certificate in both
-        if certificate is not None and certificate.rejected
+        f"{when}: {', '.join(map(_said, certificate.rejected))}" for when, certificate in taken if certificate.rejected
     ]
-    return Certified(
-        result,
-        _checks(certificates),
-        certificates.verdict,
-        " or ".join(missing),
-        "; ".join(rejected),
-        run_bound_words(certificates),
-    )
+    words = " or ".join(missing), "; ".join(rejected), run_bound_words(certificates)
+    return Certified(result, _checks(taken), certificates.verdict, *words)
 
 
-def _said(rejected: Sequence[Measurement]) -> str:
-    words = []
-    for measurement in rejected:
-        asked, measured, _ = measurement_cells(measurement)
-        words.append(
-            f"{measurement.link} {measurement.direction} {measurement.quantity} {measured} where {asked} was asked"
-        )
-    return ", ".join(words)
+def _said(rejected: Measurement) -> str:
+    asked, measured = measurement_cells(rejected)
+    return f"{rejected.link} {rejected.direction} {rejected.quantity} {measured} where {asked} was asked"
 
 
-def _checks(certificates: RunCertificates) -> list[Check]:
+def _checks(taken: Iterable[tuple[str, Certificate]]) -> list[Check]:
     """Pair the measurements before and after. Where one is missing (only a run tells message sizes) there is a '-'."""
-    pairs: dict[tuple[str, str, str, str], dict[str, Measurement]] = {}
-    for when, certificate in (("before", certificates.before), ("after", certificates.after)):
-        for measurement in certificate.measurements if certificate else ():
-            pairs.setdefault((measurement.link, measurement.direction, measurement.quantity, measurement.detail), {})[
-                when
-            ] = measurement
+    pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
+    for when, certificate in taken:
+        for each in certificate.measurements:
+            key = f"{each.link} {each.direction}", f"{each.quantity} {each.detail}".strip()
+            pairs.setdefault(key, {})[when] = each
     checks = []
-    for (link, direction, quantity, detail), pair in pairs.items():
-        measurement = next(iter(pair.values()))
-        asked, _, _ = measurement_cells(measurement)
-        bounds = [m.bound for m in pair.values() if m.bound is not None]
-        before, after = (measurement_cells(pair[w])[1] if w in pair else MISSING for w in ("before", "after"))
-        verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
-        notes = dict.fromkeys(m.note for m in pair.values() if m.note)
-        checks.append(
-            Check(
-                f"{link} {direction}",
-                f"{quantity} {detail}".strip(),
-                asked,
-                before,
-                after,
-                share_text(max(bounds, default=None)),
-                verdict,
-                "; ".join(notes),
-            )
-        )
+    for key, pair in pairs.items():
+        asked, _ = measurement_cells(next(iter(pair.values())))
+        before, after = (measurement_cells(pair[when])[1] if when in pair else MISSING for when in ("before", "after"))
+        moves = share_text(max((each.bound for each in pair.values() if each.bound is not None), default=None))
+        verdict = "FAIL" if any(each.verdict == "FAIL" for each in pair.values()) else "PASS"
+        notes = dict.fromkeys(each.note for each in pair.values() if each.note)
+        checks.append(Check(*key, asked, before, after, moves, verdict, "; ".join(notes)))
     return checks

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.records import BOUND, Certificate, Measurement, RunCertificates
-from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover, shortened
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover, name_rows, note, shortened
 from testbed.report.collect import Group
-from testbed.report.numbers import MISSING
+from testbed.report.numbers import MISSING, percent
 from testbed.report.style import INK, MUTED, PAPER, RULE, Look
 
 _PANELS = {
@@ -50,25 +50,17 @@ def _ratio(network: str, codec: str, measurement: Measurement) -> LinkRatio | No
     """Return the ratio of a measurement; None where nothing was asked, or 0."""
     if not measurement.expected or measurement.measured is None:
         return None
-    tolerance = (measurement.tolerance or 0.0) / measurement.expected
-    return LinkRatio(
-        network,
-        codec,
-        measurement.quantity,
-        measurement.direction,
-        measurement.measured / measurement.expected,
-        tolerance,
-        measurement.verdict == "PASS",
-    )
+    ratio, tolerance = (value / measurement.expected for value in (measurement.measured, measurement.tolerance or 0.0))
+    passed = measurement.verdict == "PASS"
+    return LinkRatio(network, codec, measurement.quantity, measurement.direction, ratio, tolerance, passed)
 
 
 def link_ratios(group: Group) -> Iterator[LinkRatio]:
     """Yield the ratio of every measurement with something asked, in both certificates of every run."""
     for (network, codec), entry in group.cells.items():
         for result in entry.results:
-            both = result.certificates
-            for certificate in () if both is None else (both.before, both.after):
-                for measurement in () if certificate is None else certificate.measurements:
+            for _, certificate in result.taken:
+                for measurement in certificate.measurements:
                     if (point := _ratio(network, codec, measurement)) is not None:
                         yield point
 
@@ -84,21 +76,11 @@ def _panel(axes: Axes, networks: Sequence[str], ratios: Sequence[LinkRatio], loo
             offset = 0.7 * ((number + 0.5) / len(here) - 0.5)
             colour = looks[point.codec].colour
             face = colour if point.passed else PAPER
-            (mark,) = axes.plot(
-                point.ratio, y + offset, _MARKERS[point.direction], color=colour, mfc=face, ms=3.2, mew=0.7
-            )
-            hover(
-                mark,
-                f"{network}, {point.quantity} {point.direction}: measured / asked {point.ratio:.5f} ({point.codec})",
-            )
+            marker, what = _MARKERS[point.direction], f"{point.quantity} {point.direction}"
+            (mark,) = axes.plot(point.ratio, y + offset, marker, color=colour, mfc=face, ms=3.2, mew=0.7)
+            hover(mark, f"{network}, {what}: measured / asked {point.ratio:.5f} ({point.codec})")
         if not here:
-            axes.annotate(
-                "nothing asked", (1, y), xytext=(4, 0), textcoords="offset points", size=7, color=MUTED, va="center"
-            )
-    axes.set_ylim(len(networks) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
+            note(axes, "nothing asked", (1, y), (4, 0), size=7, color=MUTED, va="center")
     reach = 1.12 * max(max(abs(point.ratio - 1), point.tolerance) for point in ratios) or 0.01
     axes.set_xlim(1 - reach, 1 + reach)
     axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -146,11 +128,9 @@ def asked_against_measured(group: Group, settings: str) -> Drawing | None:
     height = _ROOM + _ROW * len(networks)
     figure, axes = canvas(title, height, legend, settings, len(panels), columns=columns)
     for number, (panel, (kind, ratios)) in enumerate(zip(axes, panels.items(), strict=True)):
+        name_rows(panel, [shortened(name, 20) if number % columns == 0 else "" for name in networks])
         _panel(panel, networks, ratios, looks)
         panel.set_title(kind, size=9)
-        panel.set_yticks(
-            range(len(networks)), [shortened(name, 20) if number % columns == 0 else "" for name in networks]
-        )
         panel.set_xlabel("measured / asked", size=8)
     caption = (
         "Each mark is one quantity of one link, measured before or after a run of the codec whose colour it has; first "
@@ -166,19 +146,14 @@ _SHOWN = {"bit/s": (1e-6, "Mbit/s"), "share": (100.0, "%")}
 """Unit of a record -> the factor and unit that are shown."""
 
 
-def measurement_cells(measurement: Measurement) -> tuple[str, str, str]:
-    """Return (asked, measured, tolerance) with their unit; '-' where nothing was asked or measured."""
+def measurement_cells(measurement: Measurement) -> tuple[str, str]:
+    """Return (asked, measured) with their unit; '-' where nothing was asked or measured."""
     factor, unit = _SHOWN.get(measurement.unit, (1.0, measurement.unit))
 
     def text(value: float | None, digits: int) -> str:
         return MISSING if value is None else f"{value * factor:.{digits}g} {unit}"
 
-    tolerance = text(measurement.tolerance, 2)
-    return (
-        text(measurement.expected, 4),
-        text(measurement.measured, 4),
-        tolerance if tolerance == MISSING else f"±{tolerance}",
-    )
+    return text(measurement.expected, 4), text(measurement.measured, 4)
 
 
 def share_text(share: float | None) -> str:
@@ -193,11 +168,9 @@ def run_bound_words(certificates: RunCertificates) -> str:
     words, during = [], certificates.during
     if certificates.bound is not None:
         ends = [c.bound for c in (certificates.before, certificates.after) if c is not None and c.bound is not None]
-        told = (
-            f"All that was found moves the step by at most {share_text(certificates.bound)}: deviations of the links "
-        )
+        told = f"All that was found moves the step by at most {share_text(certificates.bound)}: deviations of the links"
         when = " before and ".join(map(share_text, ends)) + " after the run"
-        words.append(told + (when if len(ends) > 1 else f"{share_text(ends[0])}, on the virtual clock"))
+        words.append(f"{told} {when if len(ends) > 1 else f'{share_text(ends[0])}, on the virtual clock'}")
         if during is not None and during.bound is not None:
             words[-1] += f", lateness {share_text(during.bound)} while it lasted"
     if during is not None:
@@ -225,7 +198,7 @@ def certificate_table(certificate: Certificate) -> Table:
             measurement.link,
             direction,
             Text(quantity),
-            *measurement_cells(measurement)[:2],
+            *measurement_cells(measurement),
             share_text(measurement.bound),
             str(measurement.samples),
             verdict,
@@ -254,7 +227,7 @@ def certificate_summary(name: str, certificate: Certificate) -> str:
     lines = [f"{name}: {certificate.verdict}, {amount}"]
     lines += [f"  by construction, {words}" for words in certificate.by_construction]
     if certificate.clock == "virtual" and (worst := _furthest(certificate)) is not None:
-        lines.append(f"  furthest from the ideal: {worst:.3%}".replace("%", " %"))
+        lines.append(f"  furthest from the ideal: {percent(worst, '{:.3f}')}")
     if certificate.step:
         if certificate.bound is None:
             lines.append("  there is no bound: something could not be measured")
@@ -264,7 +237,7 @@ def certificate_summary(name: str, certificate: Certificate) -> str:
             lines.append(f"  what all deviations together move a step by, at most: {moved} ({within} {most})")
             lines.append(f"  the step: {certificate.step}")
     for measurement in failed:
-        asked, measured, _ = measurement_cells(measurement)
+        asked, measured = measurement_cells(measurement)
         lines.append(
             f"  {measurement.link} {measurement.direction} {measurement.quantity}: asked {asked}, measured {measured}: "
             f"{measurement.note}"

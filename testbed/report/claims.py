@@ -67,6 +67,9 @@ class Claim(Frozen):
 COLUMNS = tuple(Claim.model_fields)
 
 
+_HEADINGS = ("claim", "source", "published", "ours", "verdict", "why")
+
+
 def write_claims(path: Path, claims: Iterable[Claim]) -> None:
     """Write claims.csv. SpecError where a claim stands twice."""
     text = format_claims(claims)
@@ -129,15 +132,13 @@ def _check_distinct(claims: Sequence[Claim], where: str) -> None:
 
 def claims_table(claims: Sequence[Claim]) -> str:
     """Write claims as the Markdown table of an experiment's README."""
-    headings = ["claim", "source", "published", "ours", "verdict", "why"]
     rows = [[cell(text) for text in (c.claim, c.source, c.published, ours(c), c.verdict, c.why)] for c in claims]
-    return markdown_table(headings, rows).rstrip("\n")
+    return markdown_table(_HEADINGS, rows).rstrip("\n")
 
 
 def claims_page(folders: Iterable[Path], above: str) -> str:
     """Write docs/claims.md: the claims of all experiments that have some. `above` is the way to their folders."""
     parts, every = [], list[Claim]()
-    headings = ["claim", "source", "published", "ours", "verdict", "why", "command"]
     for folder in folders:
         claims = read_claims(folder / FILE)
         rows = [
@@ -145,7 +146,9 @@ def claims_page(folders: Iterable[Path], above: str) -> str:
             + [f"`{cell(c.command)}`"]
             for c in claims
         ]
-        parts.append(f"## [{folder.name}]({above}/{folder.name}/README.md)\n\n{markdown_table(headings, rows)}")
+        parts.append(
+            f"## [{folder.name}]({above}/{folder.name}/README.md)\n\n{markdown_table((*_HEADINGS, 'command'), rows)}"
+        )
         every += claims
     counts = ", ".join(f"{sum(c.verdict == verdict for c in every)} {words}" for verdict, words in _COUNTED.items())
     return _PAGE.format(count=len(every), experiments=len(parts), counts=counts) + "\n" + "\n".join(parts)

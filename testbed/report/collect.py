@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from testbed import results
 from testbed.codecs.catalogue import placement
 from testbed.errors import UserError
-from testbed.frozen import canonical_json
+from testbed.frozen import canonical_json, flatten
 from testbed.metrics.compare import CodecComparison, compare
 from testbed.profiles import LinkProfile
 from testbed.report.entry import Entry, Result
@@ -126,8 +127,7 @@ def read_runs(runs: Iterable[Run]) -> list[Result]:
     read = []
     for run in runs:
         cell_id, sweep = run.folder.parent.name, last_sweep(run.folder.parent.parent)
-        tuning, stated = sweep.marks.get(cell_id, ""), cell_id in sweep.stated
-        read.append(Result(run, run.cell, run.summary, tuning, stated))
+        read.append(Result(run, run.cell, run.summary, sweep.marks.get(cell_id, ""), cell_id in sweep.stated))
     return read
 
 
@@ -152,15 +152,10 @@ def _network_order(links: Links) -> tuple[float, float, str]:
     return (*max(ups), links[0].name)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted names -> values; lists become text, which is hashable."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+def _settings(cell: Cell) -> dict[str, Any]:
+    """Return the fields of a cell that set groups apart, by dotted name; lists become text, which is hashable."""
+    fields = flatten(cell.model_dump(mode="json", exclude={"codec", "profiles"}))
+    return {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
 
 
 def _text(cell: Cell) -> str:
@@ -171,13 +166,9 @@ def _text(cell: Cell) -> str:
 def _network_names(runs_read: Sequence[Result]) -> dict[str, str]:
     """Return the name to show for each network's text; a profile file that changed between runs adds a mark."""
     texts = {_text(result.cell): result.cell.network for result in runs_read}
-    names = list(texts.values())
-    return {
-        text: name
-        if names.count(name) == 1
-        else f"{name} [{hashlib.blake2b(text.encode(), digest_size=2).hexdigest()}]"
-        for text, name in texts.items()
-    }
+    marks = {text: hashlib.blake2b(text.encode(), digest_size=2).hexdigest() for text in texts}
+    count = Counter(texts.values())
+    return {text: name if count[name] == 1 else f"{name} [{marks[text]}]" for text, name in texts.items()}
 
 
 def _own(
@@ -193,16 +184,14 @@ def _own(
             if not result.stated:
                 values.setdefault(result.cell.codec, set()).add(setting.get(key))
         if key.startswith("optimiser.") and values and all(len(seen) == 1 for seen in values.values()):
-            own[key] = {
-                codec: next(iter(seen)) for codec, seen in sorted(values.items(), key=lambda item: codec_order(item[0]))
-            }
+            own[key] = {codec: next(iter(values[codec])) for codec in sorted(values, key=codec_order)}
     return own
 
 
 def groups(runs_read: Sequence[Result]) -> list[Group]:
     """Group comparable runs. Where a run is listed twice, the later one counts."""
     names = _network_names(runs_read)
-    settings = [_flat(result.cell.model_dump(mode="json", exclude={"codec", "profiles"})) for result in runs_read]
+    settings = [_settings(result.cell) for result in runs_read]
     every = {key for setting in settings for key in setting}
     varying = {key for key in every if len({setting.get(key) for setting in settings}) > 1} - {_SEED}
     own = _own(runs_read, settings, varying)
@@ -210,19 +199,14 @@ def groups(runs_read: Sequence[Result]) -> list[Group]:
     together: dict[tuple[Any, ...], list[Result]] = {}
     for result, setting in zip(runs_read, settings, strict=True):
         chosen = [key in own and not result.stated for key in apart]
-        values = (_AS_CHOSEN if own_value else setting.get(key) for key, own_value in zip(apart, chosen, strict=True))
+        values = [_AS_CHOSEN if own_value else setting.get(key) for key, own_value in zip(apart, chosen, strict=True)]
         together.setdefault(tuple(values), []).append(result)
     palette = tuple(sorted({result.cell.codec for result in runs_read}, key=codec_order))
-    return [
-        _group(
-            ", ".join(f"{key} = {value}" for key, value in zip(apart, values, strict=True)),
-            members,
-            names,
-            own,
-            palette,
-        )
-        for values, members in sorted(together.items(), key=lambda item: [_value_order(value) for value in item[0]])
-    ]
+    made = []
+    for place, members in sorted(together.items(), key=lambda item: [_value_order(value) for value in item[0]]):
+        label = ", ".join(f"{key} = {value}" for key, value in zip(apart, place, strict=True))
+        made.append(_group(label, members, names, own, palette))
+    return made
 
 
 def _value_order(value: Any) -> tuple[float, str]:

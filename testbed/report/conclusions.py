@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from testbed.report import numbers, remarks
 from testbed.report.collect import BASELINE, Group, codec_order
 from testbed.report.entry import OVERRUNS, Entry
+from testbed.report.numbers import listed
 
 _FASTER = 1.005
 """A codec that gains less is not called faster: it would read 1.00."""
@@ -16,10 +15,6 @@ _STEADY = 1.15
 """The ratio of compute times over one network above which a warning is due."""
 _SAME_BYTES = 0.005
 """The relative difference below which payloads are called the same."""
-
-
-def _join(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def same_maths(group: Group) -> bool:
@@ -32,7 +27,7 @@ def _differing(group: Group) -> list[str]:
     first: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
     differing: dict[str, None] = {}
     for entry in group.entries:
-        for run in entry.steps if entry.ok else ():
+        for run in entry.steps:
             losses = [[(point.step, point.loss) for point in points] for points in (run.train, run.validation)]
             if first.setdefault((entry.cell.codec, run.seed), losses) != losses:
                 differing[entry.cell.codec] = None
@@ -71,16 +66,15 @@ def _answer(group: Group) -> str | None:
     if len(asked) > _NAMED:
         if not best:
             return f"Over none of {len(asked)} networks a codec makes a step clearly faster than fp32's."
-        network = max(best, key=lambda name: best[name][0])
-        ratio, codec = best[network]
+        network, (ratio, codec) = max(best.items(), key=lambda item: item[1][0])
         return (
             f"Over {len(best)} of {len(asked)} networks a codec makes a step faster than fp32's, at most "
             f"{ratio:.2f} times ({codec} over {network})."
         )
     named = [f"over {network} {codec}, {ratio:.2f} times as fast as fp32" for network, (ratio, codec) in best.items()]
     rest = [network for network in asked if network not in best]
-    parts = [f"{_join(named)}"] if named else []
-    parts += [f"over {_join(rest)} none is clearly faster than fp32"] if rest else []
+    parts = [listed(named)] if named else []
+    parts += [f"over {listed(rest)} none is clearly faster than fp32"] if rest else []
     return f"Fastest codec: {'; '.join(parts)}."
 
 
@@ -109,9 +103,9 @@ def _time(group: Group, network: str) -> str | None:
             slower.append(f"{codec} ({1 / ratio:.2f} times as long)")
     return (
         f"Over {network} a step takes {numbers.seconds(base.measured.step_s)} with fp32{_doubt(base, marked)}; "
-        + (f"{_join(faster)}." if faster else "no codec makes it clearly faster.")
-        + (f" Not separable from fp32: {_join(within)}." if within else "")
-        + (f" Slower: {_join(slower)}." if slower else "")
+        + (f"{listed(faster)}." if faster else "no codec makes it clearly faster.")
+        + (f" Not separable from fp32: {listed(within)}." if within else "")
+        + (f" Slower: {listed(slower)}." if slower else "")
         + more
     )
 
@@ -136,7 +130,7 @@ def _bytes(group: Group) -> str | None:
     if not base or not sent:
         return None
     parts = [f"{codec} {numbers.three(base / payload)} times fewer" for codec, payload in sent.items()]
-    return f"Payload of a step: fp32 {numbers.size(base)}; {_join(parts)}."
+    return f"Payload of a step: fp32 {numbers.size(base)}; {listed(parts)}."
 
 
 def _twins(group: Group) -> str | None:
@@ -148,7 +142,7 @@ def _twins(group: Group) -> str | None:
             if abs(payload - sent[other]) <= _SAME_BYTES * sent[other]:
                 twins.setdefault(other, []).append(codec)
     sentences = [
-        f"{_join(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in "
+        f"{listed(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in "
         "what is rounded, not in how much is sent."
         for other, codecs in twins.items()
     ]
@@ -158,7 +152,7 @@ def _twins(group: Group) -> str | None:
 def _controls(group: Group) -> str | None:
     controls = [codec for codec in group.codecs if remarks.remark(codec) == remarks.CONTROL]
     many = "Negative controls, here" if len(controls) > 1 else "A negative control, here"
-    return f"{many} to show what goes wrong and not to be used: {_join(controls)}." if controls else None
+    return f"{many} to show what goes wrong and not to be used: {listed(controls)}." if controls else None
 
 
 def _choices(group: Group) -> str | None:
@@ -170,14 +164,13 @@ def _choices(group: Group) -> str | None:
         places: dict[str, list[str]] = {}
         for (boundary, direction), counted in entry.choices.items():
             shares = [
-                f"{remarks.taken(entry.cell.codec, boundary, direction, name)} {count / counted.total():.0%}".replace(
-                    "%", " %"
-                )
+                f"{remarks.taken(entry.cell.codec, boundary, direction, name)} "
+                f"{numbers.percent(count / counted.total(), '{:.0f}')}"
                 for name, count in counted.most_common()
             ]
-            places.setdefault(_join(shares), []).append(f"{boundary} {direction}")
-        told = "; ".join(f"{shares} (boundary {_join(where)})" for shares, where in places.items())
-        sentences.append(f"{entry.cell.codec} over {entry.cell.network} chose, of its training messages: {told}.")
+            places.setdefault(listed(shares), []).append(f"{boundary} {direction}")
+        told = "; ".join(f"{shares} (boundary {listed(where)})" for shares, where in places.items())
+        sentences.append(f"{entry.name} chose, of its training messages: {told}.")
     return " ".join(sentences) or None
 
 
@@ -197,25 +190,18 @@ def _loss(group: Group) -> str | None:
                 ends = numbers.interval(difference.interval, "{:+.4f}")
                 parts.append(f"{codec} {round(difference.value, 4) + 0.0:+.4f} {ends}".rstrip())
         if parts:
-            step = base.steps[0].validation[-1].step
-            seeds = len({run.seed for run in base.steps})
+            step, seeds = base.steps[0].validation[-1].step, len({run.seed for run in base.steps})
             many = "one seed, so no difference can be told from chance" if seeds == 1 else f"{seeds} seeds"
-            sentences.append(
-                f"Validation loss after {step} steps: fp32 {base.measured.validation_loss:.4f}; {_join(parts)} "
-                f"({many})."
-            )
+            losses = f"fp32 {base.measured.validation_loss:.4f}; {listed(parts)}"
+            sentences.append(f"Validation loss after {step} steps: {losses} ({many}).")
     if len(group.networks) > 1 and any(entry.ok for entry in group.entries):
         differing = _differing(group)
         if wrong := [codec for codec in differing if remarks.remark(codec) != remarks.MEASURES]:
-            sentences.append(
-                f"The losses of {_join(wrong)} differ between networks, which they must not: look at the runs before "
-                "using them."
-            )
+            which = f"{listed(wrong)} differ between networks, which they must not: look at the runs before using them"
+            sentences.append(f"The losses of {which}.")
         elif differing:
-            sentences.append(
-                f"The losses of {_join(differing)} differ between networks, as they may: it goes by what it measures "
-                "of its link."
-            )
+            which = f"{listed(differing)} differ between networks, as they may: it goes by what it measures of its link"
+            sentences.append(f"The losses of {which}.")
         else:
             sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
     return " ".join(sentences) or None
@@ -236,22 +222,24 @@ def _without(group: Group) -> str | None:
         return None
     parts = [f"{codec} {round(changes[codec], 4) + 0.0:+.4f}" for codec in sorted(changes, key=codec_order)]
     hint = " What a codec has put into the model stays there." if stays else ""
-    return f"Evaluated with fp32 at the boundaries in place of the codec, the loss changes by: {_join(parts)}.{hint}"
+    return f"Evaluated with fp32 at the boundaries in place of the codec, the loss changes by: {listed(parts)}.{hint}"
 
 
 def _ideal(group: Group) -> str | None:
-    shaped = [
-        (entry.measured.efficiency, entry)
-        for entry in group.entries
-        if entry.ok and entry.cell.shaped and entry.measured.efficiency
-    ]
+    shaped = [(share, entry) for share, entry in efficiencies(group) if entry.cell.shaped]
     if not shaped:
         return None
-    worst, at = min(shaped, key=lambda pair: pair[0])
+    worst, at = shaped[0]
     return (
         f"Over shaped links the median step takes at most {1 / worst:.2f} times the ideal that its compute and bytes "
         f"allow ({at.cell.codec}, {at.cell.network})."
     )
+
+
+def efficiencies(group: Group) -> list[tuple[float, Entry]]:
+    """Return the efficiency of each entry that has one, the worst first."""
+    known = [(entry.measured.efficiency, entry) for entry in group.entries if entry.ok and entry.measured.efficiency]
+    return sorted(known, key=lambda pair: pair[0])
 
 
 def _busy(group: Group) -> str | None:
@@ -275,24 +263,21 @@ def _overruns(group: Group) -> str | None:
     late = [entry for entry in group.entries if entry.ok and entry.overruns > OVERRUNS]
     if not late:
         return None
-    who = _join(
-        [f"{entry.cell.codec} over {entry.cell.network} ({entry.overruns:.1%})".replace("%", " %") for entry in late]
-    )
+    who = listed([f"{entry.name} ({numbers.percent(entry.overruns)})" for entry in late])
     invalid = " More than 5 % make a time invalid: state a larger dilation." if any(not e.sound for e in late) else ""
     return f"This machine was too slow for the emulated device in a share of the actions: {who}.{invalid}"
 
 
 def _unmeasured(group: Group) -> str | None:
-    finished = [e for e in group.entries if e.ok]
-    doubtful = [f"{e.cell.codec} over {e.cell.network}" for e in finished if not e.certified]
-    failed = [f"{e.cell.codec} over {e.cell.network}" for e in group.entries if not e.ok]
+    finished = [entry for entry in group.entries if entry.ok]
+    doubtful = [entry.name for entry in finished if not entry.certified]
+    failed = [entry.name for entry in group.entries if not entry.ok]
     sentences = []
     if doubtful and len(doubtful) == len(finished):
         sentences.append("No run has two passing certificates: all are drawn hollow, none is to be relied on.")
     elif doubtful:
-        sentences.append(
-            f"Without two passing certificates, so drawn hollow and not to be relied on: {_join(doubtful)}."
-        )
+        hollow = "Without two passing certificates, so drawn hollow and not to be relied on"
+        sentences.append(f"{hollow}: {listed(doubtful)}.")
     if failed:
-        sentences.append(f"Without a finished run: {_join(failed)}.")
+        sentences.append(f"Without a finished run: {listed(failed)}.")
     return " ".join(sentences) or None

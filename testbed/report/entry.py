@@ -13,7 +13,8 @@ from testbed.errors import ResultsError
 from testbed.message_key import Direction
 from testbed.metrics.compare import RunSteps, run_steps
 from testbed.metrics.statistics import combined_step_time
-from testbed.records import CONTENDED, NEAR_FLOOR, RunCertificates, Split, Summary
+from testbed.records import CONTENDED, NEAR_FLOOR, Certificate, LabRecord, RunCertificates, Split, StepRecord, Summary
+from testbed.report.numbers import percent
 from testbed.report.remarks import remark
 from testbed.results import Run
 from testbed.spec import Cell
@@ -77,8 +78,24 @@ class Result(NamedTuple):
         return f"{self.summary.status}: {reason}"
 
     @property
+    def records(self) -> list[list[StepRecord]]:
+        """The steps of each node, the first node's first."""
+        return [self.run.steps(node) for node in range(self.cell.nodes)]
+
+    @property
+    def lab(self) -> LabRecord | None:
+        return self.run.lab if (self.run.folder / "lab.json").exists() else None
+
+    @property
     def certificates(self) -> RunCertificates | None:
         return self.run.certificates if (self.run.folder / "certificate.json").exists() else None
+
+    @property
+    def taken(self) -> list[tuple[str, Certificate]]:
+        """The certificates that it has, each with when it was taken: before or after."""
+        both = self.certificates
+        pairs = (("before", both.before), ("after", both.after)) if both else ()
+        return [(when, certificate) for when, certificate in pairs if certificate is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +108,10 @@ class Entry:
     def cell(self) -> Cell:
         """The first run's cell; the others differ in the seed only."""
         return self.results[0].cell
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.codec} over {self.cell.network}"
 
     @cached_property
     def cell_ids(self) -> dict[str, int]:
@@ -143,21 +164,17 @@ class Entry:
         """What must be known about its numbers, in words."""
         marks = [] if self.certified else ["not certified"]
         if self.overruns > OVERRUNS:
-            marks.append(
-                f"{'invalid: ' if self.overruns > TOO_MANY_OVERRUNS else ''}{self.overruns:.1%} overruns".replace(
-                    "%", " %"
-                )
-            )
+            invalid = "invalid: " if self.overruns > TOO_MANY_OVERRUNS else ""
+            marks.append(f"{invalid}{percent(self.overruns)} overruns")
         if self.contended:
             worst = max((result.measured.contended or 0.0 for result in self.good), key=abs)
-            marks.append(f"contended: durations {worst:+.0%} from the calibration".replace("%", " %"))
+            marks.append(f"contended: durations {percent(worst, '{:+.0f}')} from the calibration")
         if said := remark(self.cell.codec):
             marks.append(said)
         marks += dict.fromkeys(result.tuning for result in self.good if result.tuning)
         if any(result.measured.at_floor for result in self.good):
-            marks.append(
-                f"within {NEAR_FLOOR:g} of the unigram floor or above, {self.good[0].measured.unigram_floor:.2f}"
-            )
+            floor = self.good[0].measured.unigram_floor
+            marks.append(f"within {NEAR_FLOOR:g} of the unigram floor or above, {floor:.2f}")
         ended = {result.measured.ended for result in self.good}
         marks += [f"ended by {why}" for why in ("target", "budget") if why in ended]
         return tuple(marks)
@@ -175,12 +192,7 @@ class Entry:
     def steps(self) -> tuple[RunSteps, ...]:
         """Step times and loss curves of each good run."""
         return tuple(
-            run_steps(
-                result.cell,
-                result.run.number,
-                [result.run.steps(stage) for stage in range(result.cell.nodes)],
-                None if result.summary is None else result.summary.steady_from,
-            )
+            run_steps(result.cell, result.run.number, result.records, result.measured.steady_from)
             for result in self.good
         )
 
@@ -189,11 +201,8 @@ class Entry:
         """How often an adaptive codec chose each of its codecs in training, by boundary and direction."""
         choices: dict[tuple[int, Direction], Counter[str]] = {}
         for result in self.good:
-            for stage in range(result.cell.nodes):
-                frames = (
-                    frame for record in result.run.steps(stage) if record.phase == "train" for frame in record.sent
-                )
-                for frame in frames:
+            for stage, records in enumerate(result.records):
+                for frame in (frame for record in records if record.phase == "train" for frame in record.sent):
                     if frame.choice is not None:
                         boundary = stage if frame.direction == "forward" else stage - 1
                         choices.setdefault((boundary, frame.direction), Counter())[frame.choice] += 1
@@ -270,9 +279,9 @@ def _combined_split(splits: list[Split], step_s: float) -> Split | None:
     """Average the runs' shares and lay them on their common step."""
     if not splits:
         return None
-    names = tuple(Split.model_fields)
-    totals = [sum(getattr(split, name) for name in names) for split in splits]
+    totals = [sum(split.model_dump().values()) for split in splits]
     shares = {
-        name: fmean(getattr(split, name) / total for split, total in zip(splits, totals, strict=True)) for name in names
+        name: fmean(getattr(split, name) / total for split, total in zip(splits, totals, strict=True))
+        for name in Split.model_fields
     }
     return Split(**{name: share * step_s for name, share in shares.items()})

@@ -10,7 +10,6 @@ figures.py calls `write_tables`; `experiment_verdicts` computes comparisons and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +17,12 @@ import pandas
 
 from testbed import paths, results
 from testbed.codecs.catalogue.placement import canonical_text
+from testbed.frozen import flatten
 from testbed.metrics import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.report import experiments
-from testbed.report.experiment_verdicts import compared, flat, settings
-from testbed.results import Run, TriedValue, TuningRecord
+from testbed.report.experiment_verdicts import compared, settings
+from testbed.results import RankCheck, Run, TunedArm, TuningRecord
 
 _RUN = experiments.RUN
 _NUMBERS = (
@@ -86,7 +86,7 @@ def seeds_frame(folder: Path, runs: Any, *more: str) -> Any:
     cells = [Run(folder / run).cell for run in runs.folder]
     asked = sweep.compare
     claims = () if asked is None else asked.claims
-    named = {name for claim in claims for side in (claim.ours, claim.baseline) for name in flat(side)}
+    named = {name for claim in claims for side in (claim.ours, claim.baseline) for name, _ in flatten(side)}
     field = tuning.field if sweep.tuned and tuning is not None else ""
     fields = [
         name for name in settings(runs.columns) if name in {*named, field} or runs[name].astype(str).nunique() > 1
@@ -116,44 +116,19 @@ def _target_seconds(folder: Path, runs: Any, target: float | None) -> list[float
 # ---------------------------------------------------------------------- tuning and certificates
 def tuning_frame(record: TuningRecord) -> Any:
     """Return a row for each value and seed that was tried, and for the full runs that short ones were checked with."""
-    rows = [
-        row
-        for arm in record.arms
-        for tried in arm.tried
-        for row in _tried_rows(record, arm.arm, tried, record.steps, chosen=tried.value == arm.chosen, mark=arm.mark)
-    ]
+    arms: list[tuple[TunedArm | RankCheck, str, int | None, str]]
+    arms = [(arm, "tuning", record.steps, arm.mark) for arm in record.arms]
     if (check := record.check) is not None:
-        for tried in check.tried:
-            chosen = tried.value == check.chosen
-            rows += _tried_rows(record, check.arm, tried, check.steps, chosen=chosen, mark="", kind="check")
+        arms.append((check, "check", check.steps, ""))
+    rows = []
+    for arm, kind, steps, mark in arms:
+        named = {name: canonical_text(value) if name == "codec" else value for name, value in arm.arm.items()}
+        for tried in arm.tried:
+            about = {"mean_loss": tried.mean_loss, "added": tried.added, "chosen": tried.value == arm.chosen}
+            for seed, loss in zip(record.seeds, tried.losses, strict=True):
+                one = {"field": record.field, "value": tried.value, "seed": seed, "steps": steps or "all", "loss": loss}
+                rows.append({**named, **one, **about, "mark": mark, "kind": kind})
     return pandas.DataFrame(rows)
-
-
-def _tried_rows(
-    record: TuningRecord,
-    arm: Mapping[str, Any],
-    tried: TriedValue,
-    steps: int | None,
-    *,
-    chosen: bool,
-    mark: str,
-    kind: str = "tuning",
-) -> Iterator[dict[str, Any]]:
-    for seed, loss in zip(record.seeds, tried.losses, strict=True):
-        yield {
-            **arm,
-            **({"codec": canonical_text(arm["codec"])} if "codec" in arm else {}),
-            "field": record.field,
-            "value": tried.value,
-            "seed": seed,
-            "steps": "all" if steps is None else steps,
-            "loss": loss,
-            "mean_loss": tried.mean_loss,
-            "added": tried.added,
-            "chosen": chosen,
-            "mark": mark,
-            "kind": kind,
-        }
 
 
 def certificates_frame(folder: Path, seeds: Any) -> Any:

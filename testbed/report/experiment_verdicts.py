@@ -11,6 +11,7 @@ from typing import Any
 import pandas
 
 from testbed.codecs.catalogue import placement
+from testbed.frozen import flatten
 from testbed.metrics.verdicts import MEASURES, Judgement, Measure, judge
 from testbed.records import NEAR_FLOOR
 from testbed.results import CompareSpec
@@ -20,15 +21,8 @@ _MATHS = ("workload.", "pipeline.", "optimiser.", "training.")
 _TIMES = ("topology", "engine", "timing", "clock", "codec_cost", "codec_rates.", "compute.", "played_steps")
 """Those that decide its times besides."""
 _SEED, _CODEC = "training.seed", "codec"
+_JUDGED = ("n", "paired", "rule", "detectable", "effect", "verdict", "words")
 _COLUMN: Mapping[Measure, str] = {"loss": "validation_loss", "speed_up": "step_s", "time_to_loss": "target_s"}
-
-
-def flat(side: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a condition of the file with dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in side.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
 
 
 def settings(columns: Iterable[str], measure: Measure | None = None) -> list[str]:
@@ -60,7 +54,7 @@ def compared(seeds: Any, asked: CompareSpec) -> Any:
                         found = _judged(measure, arms[codec], arms[baseline], effect)
                         rows += _row("", found, values, codec, baseline)
     for claim in asked.claims:
-        sides = [flat(side) for side in (claim.ours, claim.baseline)]
+        sides = [dict(flatten(side)) for side in (claim.ours, claim.baseline)]
         measure = next(name for name in MEASURES if getattr(claim, name) is not None)
         ours, base = (_rows_of(seeds, side, field) for side in sides)
         named = {_column(name) for side in sides for name in side}
@@ -69,13 +63,12 @@ def compared(seeds: Any, asked: CompareSpec) -> Any:
         for values, group in _groups(ours, keys):
             if values in theirs:
                 found = _judged(measure, group, theirs[values], getattr(claim, measure))
-                rows += _row(
-                    claim.name,
-                    found,
-                    values,
-                    *(", ".join(f"{v}" if n == _CODEC else f"{n}={v}" for n, v in side.items()) for side in sides),
-                )
+                rows += _row(claim.name, found, values, *map(_words, sides))
     return pandas.DataFrame(rows)
+
+
+def _words(side: Mapping[str, Any]) -> str:
+    return ", ".join(str(value) if name == _CODEC else f"{name}={value}" for name, value in side.items())
 
 
 def _keys(seeds: Any, measure: Measure, field: str) -> list[str]:
@@ -153,13 +146,7 @@ def _row(
             "low": low,
             "high": high,
             "interval": found.interval_words,
-            "n": found.n,
-            "paired": found.paired,
-            "rule": found.rule,
-            "detectable": found.detectable,
-            "effect": found.effect,
-            "verdict": found.verdict,
-            "words": found.words,
+            **{name: getattr(found, name) for name in _JUDGED},
             "seeds_needed": found.seeds,
         }
     ]

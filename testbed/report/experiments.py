@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas
@@ -126,9 +126,8 @@ def runs_frame(folder: str | Path) -> Any:
     frame, sweep = testbed.load(folder), last_sweep(folder)
     frame = frame[frame.status == "ok"]
     if frame.empty:
-        raise ResultsError(
-            f"no run of the last sweep in {folder} ended well, so there is nothing to draw; run the sweep again"
-        )
+        lost = "ended well, so there is nothing to draw; run the sweep again"
+        raise ResultsError(f"no run of the last sweep in {folder} {lost}")
     frame = frame.assign(
         profile=frame.network,
         seed=frame["training.seed"].astype(int),
@@ -204,9 +203,7 @@ def mean_words(by_seed: Mapping[int, float], form: str) -> str:
     estimate = of_differences(list(by_seed.values()), "seed")
     ends = estimate.interval
     mean = form.format(estimate.value)
-    if ends is None or math.isnan(ends.low):
-        return mean
-    return f"{mean} ({form.format(ends.low)} to {form.format(ends.high)})"
+    return mean if ends is None or math.isnan(ends.low) else f"{mean} ({' to '.join(map(form.format, ends))})"
 
 
 def prose(text: str) -> str:
@@ -238,14 +235,12 @@ def shown_words(found: Judgement, loss: float, seed_s: float, size: float | None
     (`more_seeds`).
     """
     bound = f"{found.effect:.3g} nats above" if found.effect else "the other's loss"
-    if found.verdict == "holds":
-        return f"the whole interval is at most {bound}"
-    if found.verdict == "fails":
-        return f"the whole interval is more than {bound}"
-    if found.detectable is None:
-        return more_seeds(found, seed_s, size)
-    share = percent(found.detectable / loss, "{:.2g}")
+    if found.verdict in _AGAINST:
+        return f"the whole interval is {'at most' if found.verdict == 'holds' else 'more than'} {bound}"
     more = more_seeds(found, seed_s, size)
+    if found.detectable is None:
+        return more
+    share = percent(found.detectable / loss, "{:.2g}")
     return f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss); {more}"
 
 
@@ -386,21 +381,16 @@ def floor_line(axes: Axes, frame: Any) -> None:
 
 def caption(frame: Any) -> str:
     """Say what runs were made with, for the foot of a figure; `frame` is what `runs_frame` returns, or a part."""
+    networks = frame[["profile", "links", "transport"]].drop_duplicates().itertuples(index=False, name=None)
+    compute = f"compute {_all(frame.compute)}; timing {_all(frame.timing)}"
     lines = [
-        f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing "
-        f"{_all(frame.timing)}",
-        "; ".join(
-            f"{name}: {links}, TCP {how}" for name, links, how in _distinct(frame, "profile", "links", "transport")
-        ),
+        f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; {compute}",
+        "; ".join(f"{name}: {links}, TCP {how}" for name, links, how in networks),
         f"{_all(frame.machine)}; seeds {_all(frame.seed)}",
     ]
     if not frame.certified.all():
         lines.append(f"hollow: not certified ({int((~frame.certified).sum())} of {len(frame)} runs)")
     return "\n".join(lines)
-
-
-def _distinct(frame: Any, *names: str) -> list[tuple[Any, ...]]:
-    return list(frame[list(names)].drop_duplicates().itertuples(index=False, name=None))
 
 
 def _all(values: Iterable[object]) -> str:
@@ -411,19 +401,12 @@ def markdown_of(frame: Any) -> str:
     """Write a frame as a Markdown table: columns of numbers are aligned to the right, what is missing is a dash."""
     headings = [str(name) for name in frame.columns]
     right = {heading for heading, kind in zip(headings, frame.dtypes, strict=True) if kind.kind in "iuf"}
-    rows = [
-        ["\N{EN DASH}" if _missing(cell) else _text(cell) for cell in row]
-        for row in frame.itertuples(index=False, name=None)
-    ]
+    rows = [list(map(_text, row)) for row in frame.itertuples(index=False, name=None)]
     return markdown_table(headings, rows, right).rstrip("\n")
 
 
-def _missing(cell: object) -> bool:
-    return bool(pandas.isna(cell))
-
-
-def _text(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+def _text(cell: Any) -> str:
+    return "\N{EN DASH}" if pandas.isna(cell) else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -431,15 +414,12 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
 
     The same figure gives the same bytes.
     """
-    written = []
-    kinds: tuple[Literal["png", "svg"], ...] = ("png", "svg")
-    for kind in kinds:
-        with style.applied():
-            picture = render_figure(figure, kind, style.PAPER)
-        path = folder / f"{name}.{kind}"
-        if kind == "svg" and len(picture) > _LARGEST_SVG:
-            path.unlink(missing_ok=True)
-            continue
-        path.write_bytes(picture)
-        written.append(path)
-    return written
+    png, svg = (folder / f"{name}.{kind}" for kind in ("png", "svg"))
+    with style.applied():
+        png.write_bytes(render_figure(figure, "png", style.PAPER))
+        drawn = render_figure(figure, "svg", style.PAPER)
+    if len(drawn) > _LARGEST_SVG:
+        svg.unlink(missing_ok=True)
+        return [png]
+    svg.write_bytes(drawn)
+    return [png, svg]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from testbed.report import numbers, remarks
 from testbed.report.canvas import shortened
 from testbed.report.collect import BASELINE, Group
-from testbed.report.conclusions import fastest, payloads
+from testbed.report.conclusions import efficiencies, fastest, payloads
 from testbed.report.entry import Entry
 
 _NAMED = 3
@@ -30,8 +30,7 @@ def step_finding(group: Group) -> str:
     if not best:
         return f"No codec makes a step clearly faster than {BASELINE}'s"
     if len(asked) > _NAMED:
-        network = max(best, key=lambda name: best[name][0])
-        ratio, codec = best[network]
+        network, (ratio, codec) = max(best.items(), key=lambda item: item[1][0])
         return (
             f"Over {len(best)} of {len(asked)} networks a codec makes a step faster: at most {ratio:.2f} times "
             f"({codec}, {_short(network)})"
@@ -39,8 +38,7 @@ def step_finding(group: Group) -> str:
     ordered = sorted(best.items(), key=lambda item: -item[1][0])
     parts = [f"{ratio:.2f} times over {_short(network)} ({codec})" for network, (ratio, codec) in ordered]
     if len({codec for _, codec in best.values()}) == 1:
-        (codec,) = {codec for _, codec in best.values()}
-        (most, (ratio, _)), *others = ordered
+        (most, (ratio, codec)), *others = ordered
         parts = [f"{each:.2f} over {_short(network)}" for network, (each, _) in others]
         said = ", ".join([f"{codec} makes a step {ratio:.2f} times as fast over {_short(most)}", *parts])
     else:
@@ -57,7 +55,7 @@ def _ends(entry: Entry) -> tuple[int, float] | None:
 
 def time_finding(group: Group) -> str:
     """Say how long training takes with the baseline and with the fastest codec, where they differ most."""
-    widest: tuple[float, str] | None = None
+    said: dict[float, str] = {}
     for network in group.networks:
         base = group.baseline(network)
         whole = {entry.cell.codec: end for entry in group.finished(network) if entry.sound and (end := _ends(entry))}
@@ -66,30 +64,25 @@ def time_finding(group: Group) -> str:
         steps, slow = whole[BASELINE]
         same = {codec: seconds for codec, (count, seconds) in whole.items() if count == steps}
         codec = min(same, key=same.__getitem__)
-        if same[codec] > 0 and codec != BASELINE and (widest is None or slow / same[codec] > widest[0]):
-            widest = (
-                slow / same[codec],
-                f"Over {_short(network)} {steps} steps take {numbers.seconds(slow)} with {BASELINE} and "
-                f"{numbers.seconds(same[codec])} with {codec}",
-            )
-    return widest[1] if widest else "Loss against training time"
+        if same[codec] > 0 and codec != BASELINE:
+            take = f"{numbers.seconds(slow)} with {BASELINE} and {numbers.seconds(same[codec])} with {codec}"
+            said.setdefault(slow / same[codec], f"Over {_short(network)} {steps} steps take {take}")
+    return said[max(said)] if said else "Loss against training time"
 
 
 def loss_finding(group: Group) -> str:
     """Say how far the codecs' last validation losses lie from the baseline's, and whether chance explains it."""
-    furthest: tuple[float, str, bool] | None = None
+    found: list[tuple[float, str, bool]] = []
     seeds = 1
     for (network, codec), entry in group.cells.items():
         compared = group.compared(network, entry) if entry.ok and codec != BASELINE else None
         if compared is None or compared.loss_difference is None or remarks.remark(codec) == remarks.CONTROL:
             continue
         seeds = max(seeds, len({run.seed for run in entry.steps}))
-        value = compared.loss_difference.value
-        if furthest is None or abs(value) > abs(furthest[0]):
-            furthest = value, codec, compared.loss_separable
-    if furthest is None:
+        found.append((compared.loss_difference.value, codec, compared.loss_separable))
+    if not found:
         return "Loss against steps"
-    value, codec, separable = furthest
+    value, codec, separable = max(found, key=lambda each: abs(each[0]))
     sure = "one seed" if seeds == 1 else f"{seeds} seeds, {'separable' if separable else 'not separable'}"
     return f"Furthest from {BASELINE}'s validation loss ends {codec}: {value:+.3f} nats ({sure})"
 
@@ -108,9 +101,9 @@ def bytes_finding(group: Group) -> str:
 
 def efficiency_finding(group: Group) -> str:
     """Say how far the furthest step lies from its ideal."""
-    known = [(entry.measured.efficiency, entry) for entry in group.entries if entry.ok and entry.measured.efficiency]
+    known = efficiencies(group)
     if not known:
         return "Efficiency: ideal step / measured step"
-    worst, entry = min(known, key=lambda pair: pair[0])
+    worst, entry = known[0]
     where = f"{entry.cell.codec}, {_short(entry.cell.network)}"
     return f"A step takes at most {1 / worst:.3f} times what compute, bytes and links allow ({where})"

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from testbed import __version__, results
 from testbed.errors import ResultsError
 from testbed.report.collect import latest, read_runs
 from testbed.report.templates import write_page
-
-
-class _Row(NamedTuple):
-    name: str
-    folder: Path
-    question: str
-    finished: int
-    asked: int
-    certified: int
-    codecs: int
-    networks: int
-    report: str
-    """Its address, seen from the index; empty where none was written."""
-    compared: dict[str, str]
-    """Name of another result folder -> the page that shows both."""
 
 
 def sweeps(folder: Path) -> list[Path]:
@@ -40,23 +25,21 @@ def write_index(folder: Path) -> Path:
     return write_page(folder / "index.html", "index", title="All results", rows=rows, version=__version__)
 
 
-def _row(path: Path) -> _Row:
+def _row(path: Path) -> dict[str, Any]:
+    """Return what the index says of a result folder: its name, question, counts, and the addresses of its pages, seen
+    from the index: of the report, empty where none was written, and of those that show it against another.
+    """
     sweep = results.last_sweep(path)
     good = [result for result in read_runs(latest(path, sweep.cells)) if result.ok]
-    certified = {result.run.folder.parent: True for result in good}
-    for result in good:
-        certified[result.run.folder.parent] &= result.certified
-    return _Row(
-        name=path.name,
-        folder=path,
-        question=sweep.question,
-        finished=len(certified),
-        asked=len(sweep.cells),
-        certified=sum(certified.values()),
-        codecs=len({result.cell.codec for result in good}),
-        networks=len({result.cell.network for result in good}),
-        report=f"{path.name}/report.html" if (path / "report.html").exists() else "",
-        compared={
-            page.stem.removeprefix("against-"): f"{path.name}/{page.name}" for page in sorted(path.glob("against-*"))
-        },
-    )
+    finished = {result.run.folder.parent for result in good}
+    certified = finished - {result.run.folder.parent for result in good if not result.certified}
+    codecs, networks = ({getattr(result.cell, name) for result in good} for name in ("codec", "network"))
+    pages = sorted(path.glob("against-*"))
+    return {
+        "name": path.name,
+        "folder": path,
+        "question": sweep.question,
+        "counts": [len(each) for each in (finished, sweep.cells, certified, codecs, networks)],
+        "report": f"{path.name}/report.html" if (path / "report.html").exists() else "",
+        "compared": {page.stem.removeprefix("against-"): f"{path.name}/{page.name}" for page in pages},
+    }

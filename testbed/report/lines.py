@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from testbed.metrics import LossPoint, RunSteps, bands
 from testbed.report.canvas import (
-    APART,
     Drawing,
     Handle,
     canvas,
@@ -22,6 +21,8 @@ from testbed.report.canvas import (
     group_looks,
     hover,
     network_panels,
+    note,
+    share_axis,
 )
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Entry
@@ -77,14 +78,11 @@ def differences(
     """Return the difference of each curve from the same seed in `base` (seed -> step -> loss); empty where that is
     missing.
     """
-    return [
-        [
-            point._replace(loss=point.loss - base[run.seed][point.step])
-            for point in curve
-            if point.step in base.get(run.seed, {})
-        ]
-        for run, curve in zip(runs, curves, strict=True)
-    ]
+    less = []
+    for run, curve in zip(runs, curves, strict=True):
+        known = base.get(run.seed, {})
+        less.append([point._replace(loss=point.loss - known[point.step]) for point in curve if point.step in known])
+    return less
 
 
 def floors(group: Group) -> list[float]:
@@ -100,10 +98,8 @@ def draw_floor(axes: Axes, floor: float) -> None:
     low, high = axes.get_ylim()
     if low <= floor <= high:
         axes.axhline(floor, color=MUTED, lw=0.9, ls=(0, (6, 3)), zorder=1)
-        axes.annotate(
-            f"unigram floor {floor:.2f}", (1, floor), xycoords=("axes fraction", "data"), xytext=(-2, 2),
-            textcoords="offset points", ha="right", va="bottom", size=7.2, color=MUTED,
-        )  # fmt: skip
+        how: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "size": 7.2, "color": MUTED}
+        note(axes, f"unigram floor {floor:.2f}", (1, floor), (-2, 2), **how)
 
 
 def floor_words(floors: Sequence[float]) -> str:
@@ -125,9 +121,8 @@ def _key(group: Group) -> list[Handle]:
     mean = "" if not widths or widths == [1] else f", mean of {' or '.join(map(str, widths))} steps"
     key: list[Handle] = [Line2D([], [], color=MUTED, label=f"training loss{mean}")]
     if seeds > 1:
-        key.append(
-            Patch(facecolor=MUTED, alpha=0.3, label=f"lowest to highest of {seeds} seeds; the line is the median")
-        )
+        band = f"lowest to highest of {seeds} seeds; the line is the median"
+        key.append(Patch(facecolor=MUTED, alpha=0.3, label=band))
     elif mean:
         key.append(Line2D([], [], color=MUTED, alpha=0.45, lw=0.8, label="each step"))
     key.append(Line2D([], [], color=MUTED, ls="none", marker="o", label="validation loss"))
@@ -137,25 +132,25 @@ def _key(group: Group) -> list[Handle]:
 def _plot(axes: Axes, entry: Entry, look: Look, *, time: bool) -> None:
     runs = entry.steps
     line = combine_curves(runs, [smooth(run.train) for run in runs])
-    if line.seeds > 1:
-        axes.fill_between(
-            line.seconds if time else line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0
-        )
-    else:
+    if line.seeds == 1:
         raw = combine_curves(runs, [run.train for run in runs])
         axes.plot(raw.seconds if time else raw.steps, raw.losses, color=look.colour, ls=look.dash, alpha=0.3, lw=0.8)
-    axes.plot(line.seconds if time else line.steps, line.losses, color=look.colour, ls=look.dash)
-    _mark(axes, combine_curves(runs, [run.validation for run in runs]), entry, look, time=time)
+    _draw(axes, line, combine_curves(runs, [run.validation for run in runs]), entry, look, time=time)
 
 
-def _mark(axes: Axes, line: CombinedCurve, entry: Entry, look: Look, *, time: bool = False) -> None:
+def _draw(axes: Axes, train: CombinedCurve, line: CombinedCurve, entry: Entry, look: Look, *, time: bool) -> None:
+    """Draw a curve of training with the band of its seeds, and a mark for each validation."""
+    along = train.seconds if time else train.steps
+    if train.seeds > 1:
+        axes.fill_between(along, train.low, train.high, color=look.colour, alpha=0.18, lw=0)
+    axes.plot(along, train.losses, color=look.colour, ls=look.dash)
     face = look.colour if entry.sound else PAPER
     x = line.seconds if time else line.steps
     if line.seeds > 1:
         axes.vlines(x, line.low, line.high, color=look.colour, lw=1.0)
     for step, moment, place, loss in zip(line.steps, line.seconds, x, line.losses, strict=True):
         (mark,) = axes.plot(place, loss, look.marker, color=look.colour, mfc=face, mew=1.2, zorder=3)
-        hover(mark, f"{entry.cell.codec} over {entry.cell.network}, after {step} steps, {moment:.2f} s: {loss:.4f}")
+        hover(mark, f"{entry.name}, after {step} steps, {moment:.2f} s: {loss:.4f}")
 
 
 def loss_against_time(group: Group, foot: str) -> Drawing:
@@ -163,15 +158,11 @@ def loss_against_time(group: Group, foot: str) -> Drawing:
     looks, title = group_looks(group), time_finding(group)
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     losses = [point.loss for run in runs for point in (*run.train, *run.validation)]
-    spans = {
-        network: max(
-            (run.train[-1].seconds for entry in group.finished(network) for run in entry.steps if run.train),
-            default=0.0,
-        )
+    ends = {
+        network: [run.train[-1].seconds for entry in group.finished(network) for run in entry.steps if run.train]
         for network in group.networks
     }
-    most, least = max(spans.values()), min((span for span in spans.values() if span), default=0.0)
-    shared = most <= APART * least
+    lengths, shared = share_axis({network: max(several, default=0.0) for network, several in ends.items()})
     if not shared:
         foot = f"Each panel has a time axis of its own. {foot}"
     figure, panels = network_panels(group, title, 2.2, [*codec_legend(group), *_key(group)], foot)
@@ -179,7 +170,7 @@ def loss_against_time(group: Group, foot: str) -> Drawing:
         for entry in group.finished(network):
             _plot(axes, entry, looks[entry.cell.codec], time=True)
         axes.set_xlabel("training time, s")
-        axes.set_xlim(0, 1.03 * (most if shared else spans[network]) or None)
+        axes.set_xlim(0, 1.03 * lengths[network] or None)
         axes.xaxis.set_major_locator(MaxNLocator(6))
         if losses:
             margin = 0.04 * (max(losses) - min(losses)) or 0.5
@@ -217,19 +208,16 @@ def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
         look, runs = looks[entry.cell.codec], entry.steps
         _plot(left, entry, look, time=False)
         line = combine_curves(runs, differences([smooth(run.train) for run in runs], runs, train))
-        if line.seeds > 1:
-            right.fill_between(line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
-        right.plot(line.steps, line.losses, color=look.colour, ls=look.dash)
-        _mark(right, combine_curves(runs, differences([run.validation for run in runs], runs, validation)), entry, look)
+        marks = combine_curves(runs, differences([run.validation for run in runs], runs, validation))
+        _draw(right, line, marks, entry, look, time=False)
     for floor in floors(group):
         draw_floor(left, floor)
     left.set_title("loss")
     left.set_ylabel(f"loss, nats per {group.token}")
     right.set_title("difference from fp32 (above 0 is worse)")
     if not train:
-        right.text(
-            0.5, 0.5, "no finished fp32 run to compare with", transform=right.transAxes, ha="center", color=MUTED
-        )
+        how: Any = {"transform": right.transAxes, "ha": "center", "color": MUTED}
+        right.text(0.5, 0.5, "no finished fp32 run to compare with", **how)
     for axes in (left, right):
         axes.set_xlabel("optimiser steps")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

@@ -33,10 +33,10 @@ def _sentence(cell: Cell, one: Fidelity) -> str:
     what = f"Live check of {cell.codec} over {cell.network}:"
     if one.step_time is None:
         return f"{what} no step was measured."
-    word = "shorter" if one.step_time < 0 else "longer"
+    apart = f"{numbers.percent(abs(one.step_time))} {'shorter' if one.step_time < 0 else 'longer'}"
     maths = "the same losses bit for bit" if one.same_losses else "DIFFERENT LOSSES"
     doubt = "" if one.certified else "; not every link was certified, so this proves little"
     return (
         f"{what} a step takes {numbers.seconds(one.live_s)} live, on this machine's clock, and "
-        f"{numbers.seconds(one.played_s)} played, which is {abs(one.step_time):.1%} {word}, with {maths}{doubt}."
-    ).replace("%", " %")
+        f"{numbers.seconds(one.played_s)} played, which is {apart}, with {maths}{doubt}."
+    )

@@ -142,17 +142,12 @@ def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
         axes.pcolormesh(
             np.ma.masked_less(mildest, 0), cmap=colours, vmin=-0.5, vmax=len(codecs) - 0.5, edgecolors=PAPER, lw=0.8
         )
+        _hatch(axes, mildest < 0)
         gains = _chosen_gain(grid, mildest)
-        for row, column in np.ndindex(mildest.shape):
-            number = int(mildest[row, column])
-            if number < 0:
-                axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
-                continue
-            colour = _readable_on(every[codecs[number]].colour)
-            if codecs[number] != BASELINE:
-                axes.text(
-                    column + 0.5, row + 0.36, _gain(float(gains[row, column])), **_CENTRED, size=6.6, color=colour
-                )
+        for row, column in np.argwhere(mildest >= 0):
+            if (codec := codecs[mildest[row, column]]) != BASELINE:
+                how = {**_CENTRED, "size": 6.6, "color": _readable_on(every[codec].colour)}
+                axes.text(column + 0.5, row + 0.36, _gain(float(gains[row, column])), **how)
         for row, begin, end, number in _regions(mildest):
             name = codecs[number]
             if (end - begin) * _cell_inches(figure, axes, len(grid.rates_bps)) > 0.065 * len(name):
@@ -174,9 +169,7 @@ def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
     for grid, axes in zip(made, panels, strict=True):
         gains = grid.step_s[BASELINE] / grid.best_s
         axes.pcolormesh(np.ma.masked_invalid(gains), cmap=_SHADES, norm=norm, edgecolors=PAPER, lw=0.4)
-        for row, column in np.ndindex(gains.shape):
-            if math.isnan(gains[row, column]):
-                axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
+        _hatch(axes, np.isnan(gains))
     return figure
 
 
@@ -228,6 +221,12 @@ def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
 _CENTRED: Any = {"ha": "center", "va": "center"}
 
 
+def _hatch(axes: Axes, missing: npt.NDArray[np.bool_]) -> None:
+    """Mark the cells of a map that have no number."""
+    for row, column in np.argwhere(missing):
+        axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
+
+
 def _codecs(made: Sequence[Grid]) -> list[str]:
     """Return the codecs of all grids, most bits first."""
     return list(dict.fromkeys(codec for grid in made for codec in grid.step_s))
@@ -276,7 +275,7 @@ def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings
         axes.set_xlabel("rate of a link, Mbit/s (G: Gbit/s)")
         if number % 3 == 0:
             axes.set_ylabel("delay of a link, one way, ms")
-    canvas.laid_out(figure)
+    figure.draw_without_rendering()  # lays it out: how wide a cell is decides whether a name fits into it
     return figure, panels
 
 

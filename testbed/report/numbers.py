@@ -42,6 +42,11 @@ def percent(share: float, form: str = "{:.1f}") -> str:
     return f"{form.format(100 * share)} %"
 
 
+def listed(words: Sequence[str]) -> str:
+    """Join words: 'a, b and c'; empty where there is none."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
 def interval(ends: Interval | tuple[float, float] | None, form: str) -> str:
     """Write an interval as '[1.32, 1.39]'; empty where there is none."""
     return "" if ends is None else f"[{form.format(ends[0])}, {form.format(ends[1])}]"

@@ -18,7 +18,7 @@ from testbed.profiles import LinkProfile
 from testbed.report import collect, gantt, style, tables
 from testbed.report.bars import bytes_per_step, efficiency, step_time
 from testbed.report.canvas import Drawing, group_looks, inline_svg, link_words, save_drawing
-from testbed.report.cell_page import cell_pages, certified, write_cell_pages
+from testbed.report.cell_page import cell_pages, certified, engines, write_cell_pages
 from testbed.report.certificates import asked_against_measured
 from testbed.report.collect import Group
 from testbed.report.comparison import ComparisonTable, comparison_table
@@ -64,9 +64,8 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
     sweep = results.last_sweep(experiment)
     runs_read = collect.read_runs(collect.latest(experiment, sweep.cells))
     if not runs_read:
-        raise ResultsError(
-            f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again"
-        )
+        lost = "holds no run of its last sweep, so there is nothing to report; run the sweep again"
+        raise ResultsError(f"{experiment} {lost}")
     folder = results.make_folder(results.make_folder(page.parent) / "figures")
     groups = collect.groups(runs_read)
     shown = tables.result_tables(groups)
@@ -94,7 +93,7 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
         uncertified=[one for one in certificates if one.verdict != "PASS"],
         failed=[result for result in runs_read if not result.ok],
         environment=_environment(runs_read),
-        engines=_engines(runs_read),
+        engines=engines(runs_read),
         words={name: link_words(links) for group in groups for name, links in group.networks.items()},
         profiles=_profiles(groups),
         experiment=experiment,
@@ -137,9 +136,8 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
                     drawing = gantt.gantt(chosen.typical, look, settings_line(group), f"gantt-{cell_id}")
                 save_drawing(drawing, results.make_folder(folder), drawing.name)
                 return folder / f"{drawing.name}.png"
-    raise UnknownNameError(
-        "cell", cell_id, (result.cell.id for group in groups for e in group.entries for result in e.results)
-    )
+    entries = [entry for group in groups for entry in group.entries]
+    raise UnknownNameError("cell", cell_id, (result.cell.id for entry in entries for result in entry.results))
 
 
 def draw_figures(group: Group, foot: str, *, same_maths: bool) -> list[Drawing]:
@@ -202,19 +200,7 @@ def _environment(runs: Sequence[Result]) -> dict[str, str]:
     return shown
 
 
-def _engines(runs: Sequence[Result]) -> list[str]:
-    """Return 'relay: why it was chosen', once each."""
-    records = [result.run.lab for result in runs if (result.run.folder / "lab.json").exists()]
-    return list(dict.fromkeys(f"{record.engine}: {record.engine_reason}" for record in records))
-
-
 def _taken(runs: Sequence[Result]) -> str:
     """Say when the first and the last certificate were taken."""
-    moments = sorted(
-        certificate.taken_at
-        for result in runs
-        if (both := result.certificates) is not None
-        for certificate in (both.before, both.after)
-        if certificate is not None
-    )
+    moments = sorted(certificate.taken_at for result in runs for _, certificate in result.taken)
     return f"{moments[0]} to {moments[-1]}" if moments else ""

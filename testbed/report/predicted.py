@@ -10,6 +10,7 @@ import pandas as pd
 
 from testbed.report import experiments
 from testbed.report.claims import Claim
+from testbed.report.numbers import percent
 
 FILE = "cells.csv"
 _NEAR = 0.03
@@ -44,7 +45,7 @@ def explained(
     return Claim(
         claim=f"{step} is explained to within {100 * _NEAR:.0f} % by bytes, {rate}, delay and schedule",
         source="ours",
-        ours=f"{off:.2%} at most{over}".replace("%", " %"),
+        ours=f"{percent(off, '{:.2f}')} at most{over}",
         interval="exact",
         verdict="holds" if off < _NEAR else "fails",
         why=why,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed import units
-from testbed.frozen import Frozen
+from testbed.frozen import Frozen, flatten
 from testbed.report.collect import Group, Links
-from testbed.report.numbers import MISSING
+from testbed.report.numbers import MISSING, listed
 from testbed.spec import (
     Calibrated,
     Cell,
@@ -42,14 +42,9 @@ def _distinct(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def _join(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def settings_words(group: Group) -> str:
     """Describe a group in lines: pipeline and transport; compute and timing; tuned settings; the machine."""
     cell = group.entries[0].cell
-    counts = _distinct(entry.count for entry in group.entries if entry.ok)
     lines = [f"engine {cell.engine}; {pipeline_words(cell)}; {_transport(group)}"]
     lines += [f"compute {compute_words(cell)}"]
     if cell.timing == "played":
@@ -61,28 +56,22 @@ def settings_words(group: Group) -> str:
         for key, values in group.own.items()
     ]
     lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
-    machines = _distinct(
-        words for entry in group.entries for result in entry.results if (words := machine_words(result.run.environment))
-    )
-    lines.append(
-        f"{'; '.join(machines) or 'the machine was not recorded'}; "
-        f"{_join(counts) + ' of each codec' if counts else 'no run'}"
-    )
-    return "\n".join(lines)
+    environments = [result.run.environment for entry in group.entries for result in entry.results]
+    machines = _distinct(filter(None, map(machine_words, environments)))
+    return "\n".join([*lines, f"{'; '.join(machines) or 'the machine was not recorded'}; {_counts(group)}"])
 
 
 def settings_line(group: Group) -> str:
     """Describe a group in a line, for the small print of a figure."""
     cell = group.entries[0].cell
-    counts = _distinct(entry.count for entry in group.entries if entry.ok)
     dilated = f", {cell.compute.dilation} times slower than reported" if cell.compute.dilation > 1 else ""
-    words = [
-        pipeline_words(cell),
-        f"compute {cell.compute.mode}{dilated}",
-        f"{cell.timing} on the {cell.clock} clock",
-        f"{_join(counts)} of each codec" if counts else "no run",
-    ]
-    return "; ".join(words)
+    how = f"compute {cell.compute.mode}{dilated}; {cell.timing} on the {cell.clock} clock"
+    return f"{pipeline_words(cell)}; {how}; {_counts(group)}"
+
+
+def _counts(group: Group) -> str:
+    counts = _distinct(entry.count for entry in group.entries if entry.ok)
+    return f"{listed(counts)} of each codec" if counts else "no run"
 
 
 def _codec_cost_words(cell: Cell) -> str:
@@ -105,12 +94,8 @@ def _words(job: Parallelism, cell: Cell) -> str:
 @_words.register
 def _pipeline_words(asked: PipelineSpec, cell: Cell) -> str:
     in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
-    words = [
-        f"{cell.topology} of {asked.stages} stages",
-        asked.schedule,
-        f"{asked.microbatches} micro-batches per step",
-        f"{in_flight} in flight",
-    ]
+    words = [f"{cell.topology} of {asked.stages} stages", asked.schedule]
+    words += [f"{asked.microbatches} micro-batches per step", f"{in_flight} in flight"]
     words += [f"accumulated {asked.accumulation} times"] if asked.accumulation > 1 else []
     words += ["activations recomputed"] if asked.recompute else []
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
@@ -119,19 +104,19 @@ def _pipeline_words(asked: PipelineSpec, cell: Cell) -> str:
 
 @_words.register
 def _data_words(data: DataParallelSpec, cell: Cell) -> str:
-    def listed(numbers: Sequence[int]) -> str:
+    def each(numbers: Sequence[int]) -> str:
         return "/".join(map(str, numbers))
 
-    words = [f"{data.workers} workers, {data.exchange}", f"staleness {listed(data.staleness)}"]
+    words = [f"{data.workers} workers, {data.exchange}", f"staleness {each(data.staleness)}"]
     words += [f"chosen by DeCo-SGD every {data.deco.every} steps"] if data.deco is not None else []
     if data.arrivals is not None:
         applied = data.arrivals
         words += [f"applied every {applied.period_s:g} s" if applied.period_s else f"applied {applied.buffer} at once"]
     words += [f"answers in {data.answer}"] if data.answer is not None else []
-    words += [f"batches shared {listed(data.shares)}"] if data.shares is not None else []
+    words += [f"batches shared {each(data.shares)}"] if data.shares is not None else []
     if data.outer is not None:
         outer, momentum = data.outer, "Nesterov momentum" if data.outer.nesterov else "momentum"
-        words += [f"{listed(data.local_steps)} local steps, outer rate {outer.learning_rate:g}"]
+        words += [f"{each(data.local_steps)} local steps, outer rate {outer.learning_rate:g}"]
         words += [f"{momentum} {outer.momentum:g}"] if outer.momentum else []
     if data.streaming is not None:
         words += [f"{data.streaming.fragments} fragments in turn, {data.streaming.mixing:g} of a worker's own kept"]
@@ -145,7 +130,7 @@ def _data_words(data: DataParallelSpec, cell: Cell) -> str:
 
 def transport_words(links: Links) -> str:
     """Describe TCP's settings and the MTU of one network."""
-    restart = _join(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
+    restart = listed(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
     control = "+".join(_distinct(link.congestion_control for link in links))
     mtu = "+".join(_distinct(str(link.mtu) for link in links))
     return f"{control}, slow start after idle {restart}, MTU {mtu}"
@@ -157,7 +142,9 @@ def _transport(group: Group) -> str:
     for name, links in group.networks.items():
         transports.setdefault(transport_words(links), []).append(name)
     usual = max(transports, key=lambda how: len(transports[how]))
-    return f"TCP {usual}" + "".join(f"; over {_join(names)} {how}" for how, names in transports.items() if how != usual)
+    return f"TCP {usual}" + "".join(
+        f"; over {listed(names)} {how}" for how, names in transports.items() if how != usual
+    )
 
 
 def _durations(values: Sequence[int]) -> str:
@@ -184,7 +171,7 @@ def compute_words(cell: Cell) -> str:
 
 def machine_words(environment: Mapping[str, object]) -> str:
     """Describe the machine as `environment.json` does; empty where that says nothing."""
-    words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
+    words = [str(environment["cpu_model"])] if environment.get("cpu_model") else []
     if environment.get("cores"):
         words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")
     memory = environment.get("memory_bytes")
@@ -195,12 +182,6 @@ def machine_words(environment: Mapping[str, object]) -> str:
     return ", ".join(words)
 
 
-def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return dotted names -> values as text."""
-    found: dict[str, str] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            found |= flat(item, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = MISSING if item is None else str(item)
-    return found
+    return {name: MISSING if value is None else str(value) for name, value in flatten(tables)}

@@ -17,7 +17,7 @@ PAPER = "#ffffff"
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; the baseline is grey.
 _KNOWN = {"fp32": "#767d86", "bf16": "#0072b2", "int8": "#d55e00", "delta-int8": "#009e73"}
-_OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c5a2b", "#b3a000")
+OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c5a2b", "#b3a000")
 _MARKERS = {"fp32": "o", "bf16": "s", "int8": "D", "delta-int8": "^"}
 _OTHER_MARKERS = ("v", "P", "X", "<", ">", "h")
 _OTHER_DASHES: tuple[Any, ...] = ("-", (0, (1.2, 1.2)), (0, (5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
@@ -85,15 +85,15 @@ def looks(codecs: Iterable[str]) -> dict[str, Look]:
     Where the colours have run out they repeat with another marker and dash, so that 24 others can be told apart.
     """
     chosen: dict[str, Look] = {}
-    taken = [0] * len(_OTHERS)
+    taken = [0] * len(OTHERS)
     for codec in sorted(set(codecs)):
         if codec in _KNOWN:
             chosen[codec] = Look(_KNOWN[codec], _MARKERS[codec], _DASHES.get(codec, "-"))
             continue
-        place = hashlib.blake2b(codec.encode(), digest_size=2).digest()[0] % len(_OTHERS)
-        place = min(range(len(_OTHERS)), key=lambda other: (taken[other], (other - place) % len(_OTHERS)))
+        place = hashlib.blake2b(codec.encode(), digest_size=2).digest()[0] % len(OTHERS)
+        place = min(range(len(OTHERS)), key=lambda other: (taken[other], (other - place) % len(OTHERS)))
         again = taken[place]
         taken[place] += 1
         marker = _OTHER_MARKERS[(place + again) % len(_OTHER_MARKERS)]
-        chosen[codec] = Look(_OTHERS[place], marker, _OTHER_DASHES[again % len(_OTHER_DASHES)])
+        chosen[codec] = Look(OTHERS[place], marker, _OTHER_DASHES[again % len(_OTHER_DASHES)])
     return chosen

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -15,21 +14,11 @@ from matplotlib.ticker import MaxNLocator
 from testbed import units
 from testbed.play.played import PlayedLane
 from testbed.play.trace import RECEIVE, SEND, WAIT, WORK, Trace
-from testbed.report.canvas import Drawing, Handle, canvas
+from testbed.report import style
+from testbed.report.canvas import Drawing, Handle, canvas, name_rows
 from testbed.report.style import INK, MUTED, PAPER
 
-_COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#7b4fa3",
-    "#8c5a2b",
-    "#b3a000",
-    "#5b6770",
-)
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", *style.OTHERS, "#5b6770")
 _MOST_MESSAGES = 300
 """More lines than this hide what they connect, so none is drawn."""
 _TALLEST, _ROW = 9.0, 0.34
@@ -103,7 +92,10 @@ def trace_chart(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int
     if few:
         axes.add_collection(LineCollection(shapes.messages, colors=INK, linewidths=0.8, zorder=3))
         axes.plot(*zip(*(end for _, end in shapes.messages), strict=True), ".", color=INK, ms=5)
-    _finish(axes, names, shapes.span_ns)
+    axes.set_xlim(0, max(shapes.span_ns / 1e6, 1e-6))
+    name_rows(axes, names, every=-(-len(names) // _MOST_NAMES))
+    axes.set_xlabel("time since the step began, ms")
+    axes.xaxis.set_major_locator(MaxNLocator(10))
     hidden = f" {len(shapes.messages):,} messages are not drawn." if shapes.messages and not few else ""
     return Drawing("trace", title, f"Rows are lanes, colours are labels of work.{hidden}", figure)
 
@@ -114,15 +106,3 @@ def _row_names(trace: Trace) -> list[str]:
     return [
         trace.nodes[lane.node] + (f", {lane.name}" if owners.count(lane.node) > 1 else "") for lane in trace.lanes
     ] or [""]
-
-
-def _finish(axes: Axes, names: Sequence[str], span_ns: int) -> None:
-    axes.set_xlim(0, max(span_ns / 1e6, 1e-6))
-    axes.set_ylim(len(names) - 0.45, -0.55)
-    every = -(-len(names) // _MOST_NAMES)
-    axes.set_yticks(range(0, len(names), every), names[::every])
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel("time since the step began, ms")
-    axes.xaxis.set_major_locator(MaxNLocator(10))

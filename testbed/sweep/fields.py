@@ -39,15 +39,6 @@ def nest(dotted: str, value: Any) -> Tables:
     return dict(value)
 
 
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves, each with its dotted name."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
     """Parse `training.steps=20`, as it is typed after `flag`. The value is read as TOML, and as a plain word where that
     fails.

@@ -11,7 +11,8 @@ from typing import Any
 
 from testbed.codecs.catalogue import placement
 from testbed.errors import SpecError, UnknownNameError
-from testbed.sweep.fields import Tables, flatten, known_fields, nest, parse_assignment
+from testbed.frozen import flatten
+from testbed.sweep.fields import Tables, known_fields, nest, parse_assignment
 
 Condition = dict[str, list[Any]]
 

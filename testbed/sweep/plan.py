@@ -15,12 +15,12 @@ from pydantic import Field, StrictFloat, StrictInt, ValidationError, model_valid
 
 from testbed import paths
 from testbed.errors import SpecError, TestbedError, UnknownNameError
-from testbed.frozen import Frozen, explain, read_toml
+from testbed.frozen import Frozen, explain, flatten, read_toml
 from testbed.profiles import load_profile
 from testbed.results import CompareSpec, Order
 from testbed.spec import Cell, Clock, Engine
 from testbed.sweep import filters
-from testbed.sweep.fields import Tables, flatten, merge, nest, parse_assignment
+from testbed.sweep.fields import Tables, merge, nest, parse_assignment
 from testbed.sweep.resolve import resolve_cell
 
 AskedEngine = Literal["auto", "netem", "relay"]

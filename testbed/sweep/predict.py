@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from testbed import paths, units
 from testbed.errors import LabError, SpecError, UnknownNameError
-from testbed.frozen import Frozen, canonical_json, explain, read_toml
+from testbed.frozen import Frozen, canonical_json, explain, flatten, read_toml
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.lab import LabSpec
@@ -38,7 +38,7 @@ from testbed.play.split import drift, seen_to_repeat, step_split
 from testbed.profiles import LinkProfile, Pipe, load_profile
 from testbed.spec import Topology, link_count
 from testbed.sweep.environment import hold_folder
-from testbed.sweep.fields import flatten, merge
+from testbed.sweep.fields import merge
 from testbed.sweep.plan import Choice, Experiment, apply_choice, combinations
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import SpecError, StageError, UnknownNameError
+from testbed.frozen import flatten
 from testbed.results import RankCheck, TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell, Clock, Engine
-from testbed.sweep.fields import flatten, known_fields, merge, nest
+from testbed.sweep.fields import known_fields, merge, nest
 from testbed.sweep.plan import Combination, Experiment, TuneSpec, resolve_cells
 
 LossOf = Callable[[Cell], float | None]
