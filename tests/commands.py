@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -11,6 +12,9 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from testbed import paths, results
 from testbed.records import Summary
@@ -171,6 +175,31 @@ def program(path: Path, *arguments: str) -> str:
     done = forked.run([str(path), *arguments], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def module_beside(experiment: Path, name: str) -> Iterator[ModuleType]:
+    """Import a module of an experiment's programs for a while."""
+    sys.path.insert(0, str(experiment))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(experiment))
+        sys.modules.pop(name, None)
+
+
+def draw(experiment: Path, home: Path, output: Path) -> str:
+    """Draw the figures of an experiment from the results in `home`; what was said."""
+    return program(experiment / "figures.py", "--results", str(home), "--output", str(output))
+
+
+def wire_is_explained(summary: Summary) -> bool:
+    """Whether what crossed the wire is payload, headers and what was sent again, within 1 %."""
+    payload, headers = summary.payload_bytes_per_step, summary.header_bytes_per_step
+    assert payload is not None
+    assert headers is not None
+    known = payload + headers + (summary.retransmitted_bytes_per_step or 0)
+    return summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
 
 
 def losses(run: Run) -> list[float | None]:

@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,7 @@ from testbed.records import (
     SocketRecord,
     SocketSample,
     StepRecord,
+    Summary,
 )
 from testbed.spec import (
     Cell,
@@ -55,25 +56,14 @@ MEASURED = Measured()
 
 
 def pipe(rate_bps: int, delay_ns: int, schedule: Schedule | None = None, **changes: Any) -> Pipe:
-    stated: dict[str, Any] = {
-        "rate_bps": rate_bps,
-        "delay_ns": delay_ns,
-        "buffer_bytes": 10_000_000,
-        "schedule": schedule,
-    }
-    return Pipe.plain(**{**stated, **changes})
+    stated: dict[str, Any] = {"buffer_bytes": 10_000_000, "schedule": schedule, **changes}
+    return Pipe.plain(rate_bps=rate_bps, delay_ns=delay_ns, **stated)
 
 
 def profile(name: str = "test", up: Pipe | None = None, down: Pipe | None = None, **changes: Any) -> LinkProfile:
-    fields = {
-        "summary": "s",
-        "source": "s",
-        "layer": "ip",
-        "mtu": 1500,
-        "congestion_control": "cubic",
-        "slow_start_after_idle": False,
-    }
-    return LinkProfile(**{**fields, "name": name, "up": up, "down": down, **changes})
+    fields = {"summary": "s", "source": "s", "layer": "ip", "mtu": 1500, "congestion_control": "cubic"}
+    stated = {**fields, "slow_start_after_idle": False, "name": name, "up": up, "down": down}
+    return LinkProfile.model_validate(stated | changes)
 
 
 def cell(
@@ -89,7 +79,8 @@ def cell(
     **pipeline: Any,
 ) -> Cell:
     """`links`: one that all have, or one a link. `training` changes what is stated here, `pipeline` too."""
-    shape = {"schedule": "gpipe", "in_flight": microbatches, **pipeline}
+    shape = {"stages": stages, "microbatches": microbatches, "schedule": "gpipe", "in_flight": microbatches, **pipeline}
+    learned: dict[str, Any] = {"family": "gpt2", "model": "mini", "text": "bundled", "sequence_length": 64}
     stated = {"steps": steps, "warmup_steps": 2, "seed": 1, "evaluate_every": 4, **training}
     return Cell(
         codec=codec,
@@ -97,15 +88,8 @@ def cell(
         topology=topology,
         engine="relay",
         compute=compute,
-        workload=TextSpec(
-            family="gpt2",
-            model="mini",
-            text="bundled",
-            sequence_length=64,
-            batch_size=4 * microbatches,
-            validation_batches=1,
-        ),
-        pipeline=PipelineSpec(stages=stages, microbatches=microbatches, **shape),
+        workload=TextSpec(**learned, batch_size=4 * microbatches, validation_batches=1),
+        pipeline=PipelineSpec(**shape),
         optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
         training=TrainingSpec(**stated),
     )
@@ -143,13 +127,9 @@ class Pipeline:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.parts = self.microbatches * self.accumulation
-        compute = Paced(
-            forward_ns=(max(1, self.forward_ns),),
-            backward_ns=(max(1, self.backward_ns),),
-            update_ns=self.update_ns,
-            source="stated",
-            dilation=self.dilation,
-        )
+        forward, backward = ((max(1, duration),) for duration in (self.forward_ns, self.backward_ns))
+        pace: dict[str, Any] = {"forward_ns": forward, "backward_ns": backward, "update_ns": self.update_ns}
+        compute = Paced(**pace, source="stated", dilation=self.dilation)
         self.cell = cell(
             "fp32",
             self.links,
@@ -192,9 +172,7 @@ class Pipeline:
         free: dict[Any, float] = {}
         reached: dict[Any, float] = {}
         events: list[tuple[float, int, str, int, Any]] = []
-        actions: list[list[ActionRecord]] = [[] for _ in plan]
-        sent: list[list[SentRecord]] = [[] for _ in plan]
-        received: list[list[ReceivedRecord]] = [[] for _ in plan]
+        made: list[dict[str, list[Any]]] = [{"actions": [], "sent": [], "received": []} for _ in plan]
         count = 0
 
         def at(time: float, kind: str, stage: int, detail: Any = None) -> None:
@@ -214,18 +192,10 @@ class Pipeline:
                 self._count(stage, peer, size + 52)
                 at(now, "packet", target, (direction, microbatch, size + 52, left == 0, now, hops))
             self._count(target, "upstream" if peer == "downstream" else "downstream", 52)
-            sent[stage].append(
-                SentRecord(
-                    direction=direction,
-                    microbatch=microbatch,
-                    raw_bytes=self.raw_bytes,
-                    payload_bytes=self.payload_bytes,
-                    frame_bytes=frame,
-                    queued_ns=now,
-                    first_byte_ns=now,
-                    last_byte_ns=now,
-                )
-            )
+            about = {"direction": direction, "microbatch": microbatch}
+            sizes = {"raw_bytes": self.raw_bytes, "payload_bytes": self.payload_bytes, "frame_bytes": frame}
+            moments = dict.fromkeys(("queued_ns", "first_byte_ns", "last_byte_ns"), now)
+            made[stage]["sent"].append(SentRecord.model_validate({**about, **sizes, **moments}))
 
         def begin(stage: int, now: int) -> None:
             if not plan[stage] or now < self.now[stage]:
@@ -245,27 +215,13 @@ class Pipeline:
             encoded = computed + (self._longer(self.codec_ns) if outputs else 0)
             if linked:
                 first, last = inbox[stage, direction, microbatch]
-                received[stage].append(
-                    ReceivedRecord(
-                        direction=direction,
-                        microbatch=microbatch,
-                        payload_bytes=self.payload_bytes,
-                        first_byte_ns=first,
-                        last_byte_ns=last,
-                    )
-                )
-            actions[stage].append(
-                ActionRecord(
-                    kind=kind,
-                    microbatch=microbatch,
-                    asked_ns=asked,
-                    input_ns=noticed,
-                    decoded_ns=decoded,
-                    computed_ns=computed,
-                    encoded_ns=encoded,
-                    **self._pace(decoded, computed),
-                )
-            )
+                about = {"direction": direction, "microbatch": microbatch, "payload_bytes": self.payload_bytes}
+                came = ReceivedRecord.model_validate({**about, "first_byte_ns": first, "last_byte_ns": last})
+                made[stage]["received"].append(came)
+            moments = {"asked_ns": asked, "input_ns": noticed, "decoded_ns": decoded, "computed_ns": computed}
+            moments |= {"encoded_ns": encoded, **self._pace(decoded, computed)}
+            action = ActionRecord.model_validate({"kind": kind, "microbatch": microbatch, **moments})
+            made[stage]["actions"].append(action)
             self.now[stage] = encoded
             at(encoded, "done", stage, (direction, microbatch) if outputs else None)
 
@@ -287,18 +243,14 @@ class Pipeline:
                 direction, microbatch = detail
                 send(stage, direction, microbatch, int(time))
             begin(stage, int(time))
-        self._finish(number, phase, warmup, loss, start, actions, sent, received)
+        self._finish({"step": number, "phase": phase, "warmup": warmup}, loss, start, made)
 
     def _pace(self, decoded: int, computed: int) -> dict[str, int]:
         """The maths is done after half of its time, and one action of fifty is too late."""
         if not self.paced:
             return {}
-        late = self.random.random() < 0.02
-        return {
-            "began_ns": decoded,
-            "maths_ns": computed + 1 if late else (decoded + computed) // 2,
-            "due_ns": computed,
-        }
+        done = computed + 1 if self.random.random() < 0.02 else (decoded + computed) // 2
+        return {"began_ns": decoded, "maths_ns": done, "due_ns": computed}
 
     def _carry(self, now: float, ip_bytes: int, hop: Hop, free: dict[Any, float], reached: dict[Any, float]) -> float:
         """The pipe formula, for one packet: when it leaves the hop. Order is kept."""
@@ -319,59 +271,32 @@ class Pipeline:
         self.sent_packets[stage] += 1
         self.segments[stage, peer] = self.segments.get((stage, peer), 0) + 1
 
-    def _finish(
-        self,
-        number: int,
-        phase: str,
-        warmup: bool,
-        loss: float,
-        start: list[int],
-        actions: Any,
-        sent: Any,
-        received: Any,
-    ) -> None:
-        ends = list(self.now)
+    def _finish(self, step: dict[str, Any], loss: float, start: list[int], made: list[dict[str, list[Any]]]) -> None:
+        ends, train = list(self.now), step["phase"] == "train"
         known = max(ends) + (0 if self.paced else self._longer(200_000))
         for stage in range(self.stages):
             update_ns = self.update_ns * self.dilation if self.paced else self._longer(self.update_ns)
-            end = known + update_ns if phase == "train" else ends[stage]
-            sockets = [
-                SocketRecord(
-                    peer=peer,
-                    congestion_control="cubic",
-                    rtt_us=40_000,
-                    min_rtt_us=40_000,
-                    cwnd_packets=100,
-                    bytes_sent=self.tcp_bytes.get((stage, peer), 0),
-                    bytes_retransmitted=0,
-                    segments_out=self.segments.get((stage, peer), 0),
-                    segments_in=0,
-                    retransmits=0,
-                )
-                for peer in self._neighbours(stage)
-            ]
+            end = known + update_ns if train else ends[stage]
+            sockets = []
+            for peer in self._neighbours(stage):
+                moved = {"bytes_sent": self.tcp_bytes.get((stage, peer), 0), "bytes_retransmitted": 0, "retransmits": 0}
+                moved |= {"segments_out": self.segments.get((stage, peer), 0), "segments_in": 0}
+                state = {"congestion_control": "cubic", "rtt_us": 40_000, "min_rtt_us": 40_000, "cwnd_packets": 100}
+                sockets.append(SocketRecord.model_validate({"peer": peer, **state, **moved}))
+            counted = {"sent_bytes": self.sent_bytes[stage], "sent_packets": self.sent_packets[stage]}
             self.records[stage].append(
                 StepRecord(
-                    step=number,
-                    phase=phase,
-                    warmup=warmup,
+                    **step,
                     start_ns=start[stage],
                     end_ns=end,
-                    optimiser_start_ns=ends[stage] if phase == "train" else None,
-                    synchronised_ns=known if phase == "train" else None,
+                    optimiser_start_ns=ends[stage] if train else None,
+                    synchronised_ns=known if train else None,
                     loss=loss if stage == self.stages - 1 else None,
-                    gradient_norm=1.0 if phase == "train" else None,
+                    gradient_norm=1.0 if train else None,
                     tokens=1024,
-                    actions=actions[stage],
-                    sent=sent[stage],
-                    received=received[stage],
-                    counters=CountersRecord(
-                        sent_bytes=self.sent_bytes[stage],
-                        received_bytes=0,
-                        sent_packets=self.sent_packets[stage],
-                        received_packets=0,
-                    ),
-                    sockets=sockets,
+                    counters=CountersRecord(**counted, received_bytes=0, received_packets=0),
+                    sockets=tuple(sockets),
+                    **made[stage],
                 )
             )
             self.now[stage] = end + (0 if self.paced else 50_000)
@@ -401,47 +326,18 @@ def certificate(what: Cell, verdict: str) -> Certificate:
     for number, link in enumerate(what.links):
         name = link_name(what, number)
         for side in LINK_DIRECTIONS:
-            one = link.pipe(side)
-            expected = None if one is None else one.rate_bps / 1e6
-            measured = 9_400.0 if one is None else one.rate_bps / 1e6 * (0.998 if verdict == "PASS" else 0.8)
-            found.append(
-                Measurement(
-                    link=name,
-                    direction=side,
-                    quantity="rate",
-                    detail="",
-                    unit="Mbit/s",
-                    expected=expected,
-                    measured=measured,
-                    tolerance=None if expected is None else expected / 100,
-                    samples=1,
-                    verdict="PASS" if one is None else verdict,
-                    note="" if verdict == "PASS" or one is None else "slower than asked",
-                )
-            )
-        found.append(
-            Measurement(
-                link=name,
-                direction="both",
-                quantity="rtt",
-                detail="idle",
-                unit="ms",
-                expected=20.0,
-                measured=20.1,
-                tolerance=0.3,
-                samples=20,
-                verdict="PASS",
-                note="",
-            )
-        )
-    return Certificate(
-        form="quick",
-        engine=what.engine,
-        taken_at="2026-01-02T03:04:05Z",
-        seconds=1.2,
-        measurements=tuple(found),
-        rejected=(),
-    )
+            rate = {"link": name, "direction": side, "quantity": "rate", "detail": "", "unit": "Mbit/s", "samples": 1}
+            rate |= {"expected": None, "measured": 9_400.0, "tolerance": None, "verdict": "PASS", "note": ""}
+            if (one := link.pipe(side)) is not None:
+                asked, note = one.rate_bps / 1e6, "" if verdict == "PASS" else "slower than asked"
+                rate |= {"expected": asked, "measured": asked * (0.998 if verdict == "PASS" else 0.8)}
+                rate |= {"tolerance": asked / 100, "verdict": verdict, "note": note}
+            found.append(Measurement.model_validate(rate))
+        rtt = {"link": name, "direction": "both", "quantity": "rtt", "detail": "idle", "unit": "ms", "samples": 20}
+        rtt |= {"expected": 20.0, "measured": 20.1, "tolerance": 0.3, "verdict": "PASS", "note": ""}
+        found.append(Measurement.model_validate(rtt))
+    about: dict[str, Any] = {"form": "quick", "engine": what.engine, "taken_at": "2026-01-02T03:04:05Z", "seconds": 1.2}
+    return Certificate(**about, measurements=tuple(found), rejected=())
 
 
 ENVIRONMENT = {
@@ -460,29 +356,14 @@ def link_name(what: Cell, number: int) -> str:
 def _lab(what: Cell, played_at_ns: int | None) -> LabRecord:
     links = []
     for number, link in enumerate(what.links):
-        star = what.topology == "star"
-        links.append(
-            LinkRecord(
-                name=link_name(what, number),
-                profile=link.name,
-                near=f"node-{number}",
-                far="hub" if star else f"node-{number + 1}",
-                near_address=f"10.77.{number + 1}.2",
-                far_address="10.77.0.1" if star else f"10.77.{number + 1}.3",
-                shaper="relay" if link.shaped else "none",
-                settings={"mtu": 1500},
-            )
-        )
-    return LabRecord(
-        topology=what.topology,
-        engine=what.engine,
-        engine_reason="sch_netem is missing",
-        rootless=False,
-        build_seconds=0.5,
-        overhead_bytes=0,
-        links=tuple(links),
-        played_at_ns=played_at_ns,
-    )
+        far, at = ("hub", "10.77.0.1") if what.topology == "star" else (f"node-{number + 1}", f"10.77.{number + 1}.3")
+        ends = {"near": f"node-{number}", "near_address": f"10.77.{number + 1}.2", "far": far, "far_address": at}
+        shaper: Literal["relay", "none"] = "relay" if link.shaped else "none"
+        names = {"name": link_name(what, number), "profile": link.name}
+        links.append(LinkRecord(**names, **ends, shaper=shaper, settings={"mtu": 1500}))
+    about = {"topology": what.topology, "engine": what.engine, "engine_reason": "sch_netem is missing"}
+    built: dict[str, Any] = {**about, "rootless": False, "build_seconds": 0.5, "overhead_bytes": 0}
+    return LabRecord(**built, links=tuple(links), played_at_ns=played_at_ns)
 
 
 def _samples(what: Cell, pipeline: Pipeline, period_ns: int = 100_000_000) -> list[Sample]:
@@ -495,15 +376,19 @@ def _samples(what: Cell, pipeline: Pipeline, period_ns: int = 100_000_000) -> li
     )  # fmt: skip
     at = 1_000_000_000
     found = []
+
+    def sample() -> None:
+        found.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
+
     for time, hop, size in sorted(pipeline.carried, key=lambda one: one[0]):
         while time > at:
-            found.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
+            sample()
             at += period_ns
         pair = links[link_name(what, hop.link)]
         old = pair[hop.side]
         new = {"packets": old.packets + 1, "bytes": old.bytes + size, "dropped_buffer": (old.packets + 1) // 100}
         pair[hop.side] = old.model_copy(update=new)
-    found.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
+    sample()
     return found
 
 
@@ -531,7 +416,20 @@ def write_run(
     text = "".join(sample.model_dump_json() + "\n" for sample in _samples(what, pipeline))
     (run.folder / "counters.jsonl").write_text(text, encoding="utf8")
     status: Literal["ok", "failed"] = "failed" if failure else "ok"
-    results.write_json(
-        run.folder / "summary.json", summarise(what, lab, certificates, stages, status=status, error=failure)
-    )
+    summary = summarise(what, lab, certificates, stages, status=status, error=failure)
+    results.write_json(run.folder / "summary.json", summary)
     return run
+
+
+def record_sweep(folder: Path, cells: Iterable[Cell], **stated: Any) -> Path:
+    """Say in a result folder which cells its last sweep had, and return the folder."""
+    about = {"question": "What is it worth?", "command": "testbed sweep x", **stated}
+    results.write_json(folder / "sweep.json", results.SweepRecord(**about, cells=tuple(cell.id for cell in cells)))
+    return folder
+
+
+def change_summary(run: results.Run, **fields: Any) -> Summary:
+    """Write other numbers into the summary of a run that was pretended."""
+    changed = run.summary.model_copy(update=fields)  # type: ignore[union-attr]
+    results.write_json(run.folder / "summary.json", changed)
+    return changed

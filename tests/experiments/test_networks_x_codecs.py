@@ -13,7 +13,7 @@ from testbed import profiles
 from testbed.codecs.catalogue import placement
 from testbed.devices import device_codec_ns, load_device, rates_of
 from testbed.sweep import plan
-from tests.commands import Command, program
+from tests.commands import Command, draw
 from tests.synthetic_grid import write_grid
 
 NAME = "networks_x_codecs"
@@ -51,7 +51,7 @@ def test_every_codec_has_a_cost_on_every_device(cells) -> None:  # type: ignore[
 
 def test_the_maps_are_drawn(tmp_path: Path) -> None:
     results, output = write_grid(tmp_path / "results"), tmp_path / "drawn"
-    said = program(FOLDER / "figures.py", "--results", str(results), "--output", str(output))
+    said = draw(FOLDER, results, output)
     for name in ("choice", "speed-up", "limits"):
         assert matplotlib.image.imread(output / f"{name}.png").std() > 0
     assert len(pandas.read_csv(output / "summary.csv")) == 42

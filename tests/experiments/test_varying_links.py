@@ -11,8 +11,8 @@ import pytest
 from testbed import results
 from testbed.profiles import load_profile
 from testbed.sweep import plan
-from tests.commands import Command, program
-from tests.synthetic import Pipeline, cell, write_run
+from tests.commands import Command, draw
+from tests.synthetic import Pipeline, cell, record_sweep, write_run
 
 NAME = "varying_links"
 FOLDER = Command.shipped / NAME
@@ -33,19 +33,18 @@ def test_what_chooses_is_live_on_the_virtual_clock_and_the_rest_is_played_over_t
 
 def test_its_figures_and_verdicts(tmp_path: Path) -> None:
     home, output = results.make_folder(tmp_path / "results"), tmp_path / "drawn"
-    ids = []
+    cells = []
     for name in ("cable", "lte"):
         profile = load_profile(name)
         for codec, payload in SIZES.items():
             what = cell(codec, profile, steps=6)
             write_run(home, what, Pipeline(profile, payload_bytes=payload, raw_bytes=65_536))
-            ids.append(what.id)
-    record = results.SweepRecord(question="?", command="testbed sweep x", cells=tuple(ids))
-    results.write_json(home / "sweep.json", record)
-    said = program(FOLDER / "figures.py", "--results", str(home), "--output", str(output))
+            cells.append(what)
+    record_sweep(home, cells)
+    said = draw(FOLDER, home, output)
     assert matplotlib.image.imread(output / "steps.png").std() > 0
     runs = pandas.read_csv(output / "summary.csv").set_index(["network", "codec"])
-    assert len(runs) == len(ids)
+    assert len(runs) == len(cells)
     for name in ("cable", "lte"):
         one = runs.loc[name]
         assert one.bits_per_value["bf16"] == pytest.approx(16, rel=0.01)

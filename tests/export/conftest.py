@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed import results
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, pipe, profile, record_sweep, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 
@@ -15,17 +15,13 @@ HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000
 @pytest.fixture(scope="session")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = results.make_folder(tmp_path_factory.mktemp("results") / "pretended")
-    ids = []
+    cells = []
     for link in (HOME, profile("unshaped")):
         for codec, payload in (("fp32", 131_072), ("int8", 32_768)):
             what = cell(codec, link)
             if (codec, link.name) == ("int8", "home"):
                 write_run(folder, what, Pipeline(link, payload_bytes=payload), failure="stage 1, lost,\n its peer")
             write_run(folder, what, Pipeline(link, payload_bytes=payload, jitter=0.2))
-            ids.append(what.id)
+            cells.append(what)
     write_run(folder, cell("bf16", HOME), Pipeline(HOME))  # of an earlier sweep
-    results.write_json(
-        folder / "sweep.json",
-        results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids)),
-    )
-    return folder
+    return record_sweep(folder, cells)

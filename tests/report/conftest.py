@@ -8,7 +8,7 @@ import pytest
 
 from testbed import results
 from testbed.report import page
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, pipe, profile, record_sweep, write_run
 
 CODECS = {"fp32": (65_536, 0.0), "bf16": (32_768, 0.001), "int8": (16_640, 0.02), "delta-int8": (16_640, 0.01)}
 LINKS = (
@@ -27,7 +27,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = results.make_folder(tmp_path_factory.mktemp("results") / "pretended")
-    ids = []
+    cells = []
     for link in LINKS:
         for codec, (payload, error) in CODECS.items():
             what, key = cell(codec, link), (codec, link.name)
@@ -35,18 +35,8 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if key == ("bf16", "home"):
                 results.new_run(folder, what)
             failure = "stage 1: <the loss> is not finite" if key == ("delta-int8", "cable") else None
-            write_run(
-                folder,
-                what,
-                pipeline,
-                error=error,
-                verdict="FAIL" if key == ("int8", "cable") else "PASS",
-                failure=failure,
-            )
-            ids.append(what.id)
+            verdict = "FAIL" if key == ("int8", "cable") else "PASS"
+            write_run(folder, what, pipeline, error=error, verdict=verdict, failure=failure)
+            cells.append(what)
     write_run(folder, cell("int8", LINKS[1], steps=5), Pipeline(LINKS[1]))  # of an earlier sweep
-    results.write_json(
-        folder / "sweep.json",
-        results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids)),
-    )
-    return folder
+    return record_sweep(folder, cells)

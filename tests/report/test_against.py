@@ -12,20 +12,17 @@ from testbed.errors import ResultsError
 from testbed.report.against import write_against
 from testbed.report.cell_page import again
 from testbed.report.index import write_index
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, pipe, profile, record_sweep, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 
 
 def _sweep(folder: Path, codecs: dict[str, int], **changes: int) -> Path:
     results.make_folder(folder)
-    ids = []
+    cells = {codec: cell(codec, HOME, **changes) for codec in codecs}
     for codec, payload in codecs.items():
-        what = cell(codec, HOME, **changes)
-        write_run(folder, what, Pipeline(HOME, payload_bytes=payload))
-        ids.append(what.id)
-    results.write_json(folder / "sweep.json", results.SweepRecord(question="?", command="", cells=tuple(ids)))
-    return folder
+        write_run(folder, cells[codec], Pipeline(HOME, payload_bytes=payload))
+    return record_sweep(folder, cells.values())
 
 
 def test_a_folder_against_itself_is_the_same(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from testbed.report.index import write_index
 from testbed.report.page import write_report
 from testbed.spec import Cell
 from tests.browser import Browser, browsing
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, pipe, profile, record_sweep, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -171,7 +171,7 @@ def test_the_index_links_every_report(browser: Browser, page: Path) -> None:
 
 def _many(folder: Path, networks: int) -> None:
     """Write runs of 8 codecs over so many links; those of one codec have the same records."""
-    ids: list[str] = []
+    cells: list[Cell] = []
     for payload in range(8):
         made: Path | None = None
         codec = f"topk(0.{payload + 1})" if payload else "fp32"
@@ -185,9 +185,8 @@ def _many(folder: Path, networks: int) -> None:
                 for path in made.iterdir():
                     if path.name != "cell.json":
                         shutil.copy(path, run.folder)
-            ids.append(what.id)
-    record = results.SweepRecord(question="Many?", command="testbed sweep many", cells=tuple(ids))
-    results.write_json(folder / "sweep.json", record)
+            cells.append(what)
+    record_sweep(folder, cells)
 
 
 def test_five_hundred_cells_are_a_page_that_opens(

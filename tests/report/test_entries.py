@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +30,7 @@ from testbed.report.tables import result_tables, terminal_table
 from testbed.results import Run
 from testbed.spec import Calibrated, Cell, Measured, Paced
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import change_summary as change
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 PACED = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")
@@ -35,12 +38,8 @@ PAYLOADS = {"fp32": 131_072, "bf16": 65_536, "int8": 32_768}
 
 
 def seeded(what: Cell, seed: int, **optimiser: Any) -> Cell:
-    return what.model_copy(
-        update={
-            "training": what.training.model_copy(update={"seed": seed}),
-            "optimiser": what.optimiser.model_copy(update=optimiser),
-        }
-    )
+    training, learned = what.training.model_copy(update={"seed": seed}), what.optimiser.model_copy(update=optimiser)
+    return what.model_copy(update={"training": training, "optimiser": learned})
 
 
 def add(folder: Path, what: Cell, number: int, **changes: Any) -> Run:
@@ -48,13 +47,6 @@ def add(folder: Path, what: Cell, number: int, **changes: Any) -> Run:
     return write_run(
         folder, what, Pipeline(HOME, payload_bytes=payload, jitter=0.2, seed=number), error=0.01 * number, **changes
     )
-
-
-def change(run: Run, **fields: Any) -> Summary:
-    assert run.summary is not None
-    changed = run.summary.model_copy(update=fields)
-    results.write_json(run.folder / "summary.json", changed)
-    return changed
 
 
 def one_group(folder: Path) -> collect.Group:
@@ -66,11 +58,9 @@ def one_group(folder: Path) -> collect.Group:
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make 3 codecs with 2 seeds and 2 runs each; int8 has a learning rate of its own."""
     folder = results.make_folder(tmp_path_factory.mktemp("seeds") / "seeds")
-    for codec in PAYLOADS:
-        for seed in (1, 2):
-            for repeat in (0, 1):
-                rate = {"learning_rate": 2e-3 if codec == "int8" else 1e-3}
-                add(folder, seeded(cell(codec, HOME), seed, **rate), 2 * seed + 10 * repeat)
+    for codec, seed, repeat in itertools.product(PAYLOADS, (1, 2), (0, 1)):
+        rate = 2e-3 if codec == "int8" else 1e-3
+        add(folder, seeded(cell(codec, HOME), seed, learning_rate=rate), 2 * seed + 10 * repeat)
     return folder
 
 
@@ -95,12 +85,23 @@ def test_a_tuned_setting_sets_no_group_apart_and_is_said(seeds: Path) -> None:
     assert "of each codec's own: optimiser.learning_rate fp32 0.001, bf16 0.001, int8 0.002" in settings_words(group)
 
 
-def test_a_setting_that_codecs_share_sets_groups_apart(tmp_path: Path) -> None:
-    for rate in (1e-3, 2e-3):
-        for codec in ("fp32", "int8"):
-            add(tmp_path, seeded(cell(codec, HOME), 1, learning_rate=rate), 1)
+@pytest.mark.parametrize(
+    ("field", "values", "changed"),
+    [
+        ("optimiser.learning_rate", (0.001, 0.002), lambda what, rate: seeded(what, 1, learning_rate=rate)),
+        ("pipeline.in_flight", (1, 3), lambda what, depth: cell(what.codec, HOME, schedule="1f1b", in_flight=depth)),
+        ("topology", ("line", "star"), lambda what, shape: cell(what.codec, HOME, topology=shape)),
+    ],
+)
+def test_a_setting_that_codecs_share_sets_groups_apart(
+    tmp_path: Path, field: str, values: tuple[Any, Any], changed: Callable[[Cell, Any], Cell]
+) -> None:
+    for value, codec in itertools.product(values, ("fp32", "int8")):
+        what = changed(cell(codec, HOME), value)
+        write_run(tmp_path, what, Pipeline(HOME, topology=what.topology))
     groups = collect.groups(collect.read_runs(latest(tmp_path)))
-    assert [group.label for group in groups] == ["optimiser.learning_rate = 0.001", "optimiser.learning_rate = 0.002"]
+    assert [group.label for group in groups] == [f"{field} = {value}" for value in values]
+    assert all(group.codecs == ("fp32", "int8") for group in groups)
 
 
 def test_comparisons_are_those_of_metrics(seeds: Path) -> None:
@@ -176,9 +177,7 @@ def test_panels_share_their_time_axis_unless_one_would_vanish(tmp_path: Path) ->
 
 
 def one_group_of_one_seed(folder: Path) -> collect.Group:
-    (group,) = collect.groups(
-        [result for result in collect.read_runs(latest(folder)) if result.cell.training.seed == 1]
-    )
+    (group,) = collect.groups([each for each in collect.read_runs(latest(folder)) if each.cell.training.seed == 1])
     return group
 
 
@@ -218,12 +217,8 @@ def test_played_is_a_group_of_its_own_and_every_caption_says_so(tmp_path: Path) 
 
 
 def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:
-    what = cell("fp32", profile("unshaped"))
-    write_run(
-        tmp_path,
-        what.model_copy(update={"compute": PACED.model_copy(update={"dilation": 4})}),
-        Pipeline(profile("unshaped")),
-    )
+    slowed = {"compute": PACED.model_copy(update={"dilation": 4})}
+    write_run(tmp_path, cell("fp32", profile("unshaped")).model_copy(update=slowed), Pipeline(profile("unshaped")))
     foot = settings_words(one_group(tmp_path))
     assert "the lab runs 4 times slower" in foot
     assert "retransmission timeout" in foot
@@ -291,12 +286,8 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     kinds = {name: {field.annotation, *get_args(field.annotation)} for name, field in Summary.model_fields.items()}
     numbers = {name for name, kind in kinds.items() if kind & {int, float}}
     for run, whole, real, ended in zip(runs, (40, 10, 20), (4.0, 1.0, 2.0), ("steps", "target", "steps"), strict=True):
-        change(
-            run,
-            ended=ended,
-            lost={f"worker {whole}": "killed"},
-            **{name: whole if int in kinds[name] else real for name in numbers},
-        )
+        measured = {name: whole if int in kinds[name] else real for name in numbers}
+        change(run, ended=ended, lost={f"worker {whole}": "killed"}, **measured)
     combined = one_group(tmp_path).cells["home", "int8"].measured
     assert combined.ended is None
     assert combined.lost.keys() == {"worker 40", "worker 10", "worker 20"}
@@ -309,16 +300,8 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     assert all(type(getattr(combined, name)) in kinds[name] for name in numbers)
     # What is left is made of the steps or the cells, or cannot differ between runs that stand together and ended well.
     of_steps = {"step_interval_s", "step_quartiles_s", "split"}
-    assert set(kinds) - numbers == of_steps | {
-        "status",
-        "error",
-        "cell_id",
-        "engine",
-        "timing",
-        "ended",
-        "lost",
-        "certificate",
-    }
+    of_cells = {"cell_id", "engine", "timing", "certificate"}
+    assert set(kinds) - numbers == of_steps | of_cells | {"status", "error", "ended", "lost"}
 
 
 def test_a_contended_run_is_hollow_and_no_speed_up_is_computed_from_it(tmp_path: Path) -> None:

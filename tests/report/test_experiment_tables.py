@@ -10,12 +10,11 @@ import pytest
 
 from testbed import results
 from testbed.metrics.statistics import difference
-from testbed.records import Summary
 from testbed.report import experiment_tables, experiment_verdicts
 from testbed.report.page import write_report
 from testbed.results import ClaimSpec, CompareSpec, RankCheck, TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, change_summary, pipe, profile, record_sweep, write_run
 
 LINKS = (profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000)), profile("unshaped"))
 RATE = "optimiser.learning_rate"
@@ -51,8 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for what in (*swept, *stated):
         pipeline = Pipeline(what.profiles[0], payload_bytes=8_000 if what.codec == "int8" else 32_768, jitter=0.01)
         run = write_run(home, what, pipeline, error=ERRORS[what.codec] * (2 if what in stated else 1))
-        summary = results.read_json(run.folder / "summary.json", Summary)
-        results.write_json(run.folder / "summary.json", summary.model_copy(update={"unigram_floor": 6.9}))
+        change_summary(run, unigram_floor=6.9)
     tried = tuple(
         TriedValue(value=value, cells=("a", "b"), losses=(loss, loss + 0.1), mean_loss=loss + 0.05, added=value == 1e-2)
         for value, loss in ((1e-4, 6.0), (1e-3, 5.0), (1e-2, 7.0))
@@ -64,26 +62,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     tuning = TuningRecord(field=RATE, steps=4, seeds=(0, 1), over="unshaped", arms=tuple(arms), check=check)
     results.write_json(home / "tuning.json", tuning)
-    record = results.SweepRecord(
-        question="?",
-        command="",
-        cells=tuple(what.id for what in (*swept, *stated)),
-        tuned=True,
-        marks={what.id: f"{RATE} at an end" for what in swept if what.codec == "int8"},
-        stated=tuple(what.id for what in stated),
-        compare=ASKED,
-    )
-    results.write_json(home / "sweep.json", record)
-    return home
+    marks = {what.id: f"{RATE} at an end" for what in swept if what.codec == "int8"}
+    apart = tuple(what.id for what in stated)
+    return record_sweep(home, (*swept, *stated), tuned=True, marks=marks, stated=apart, compare=ASKED)
 
 
 @pytest.fixture(scope="module")
 def tables(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> experiment_tables.Tables:
     output = tmp_path_factory.mktemp("output")
     experiment_tables.write_tables(folder, output)
-    assert sorted(path.name for path in output.iterdir()) == [
-        f"{name}.csv" for name in sorted(experiment_tables.Tables._fields)
-    ]
+    assert {path.name for path in output.iterdir()} == {f"{name}.csv" for name in experiment_tables.Tables._fields}
     return experiment_tables.read_tables(output)
 
 
@@ -156,12 +144,9 @@ def test_what_ended_at_the_floor_is_named(tables: experiment_tables.Tables) -> N
     said = experiment_verdicts.floor_sentence(tables.seeds)
     low = {row.codec for row in tables.seeds.itertuples() if row.validation_loss > 6.8}
     assert said.startswith("Unigram floor: 6.90 nats.") if low else "more than 0.1 nats below" in said
-    deep = tables.seeds.assign(validation_loss=5.0)
-    assert "Every run ended more than 0.1 nats below the unigram floor, 6.90" in experiment_verdicts.floor_sentence(
-        deep
-    )
-    high = tables.seeds.assign(validation_loss=6.85)
-    assert "int8" in experiment_verdicts.floor_sentence(high)
+    deep, high = (experiment_verdicts.floor_sentence(tables.seeds.assign(validation_loss=loss)) for loss in (5.0, 6.85))
+    assert "Every run ended more than 0.1 nats below the unigram floor, 6.90" in deep
+    assert "int8" in high
 
 
 def test_a_table_for_a_readme_shows_verdicts_and_only_columns_that_tell_something(

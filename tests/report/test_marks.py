@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from testbed import results
-from testbed.records import NEAR_FLOOR, Summary
+from testbed.records import NEAR_FLOOR
 from testbed.report import collect, lines
 from testbed.report.settings import settings_words
 from testbed.spec import Cell
-from tests.synthetic import Pipeline, cell, write_run
+from tests.synthetic import Pipeline, cell, change_summary, record_sweep, write_run
 
 RATE = "optimiser.learning_rate"
 
@@ -29,20 +29,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stated = [with_rate(codec, rate) for rate in (1e-4, 1e-2) for codec in ("fp32", "int8")]
     for what in (*chosen, *stated):
         run = write_run(folder, what, Pipeline(what.profiles[0]))
-        summary = results.read_json(run.folder / "summary.json", Summary)
-        assert summary.validation_loss is not None
-        floor = summary.validation_loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0)
-        results.write_json(run.folder / "summary.json", summary.model_copy(update={"unigram_floor": floor}))
-    record = results.SweepRecord(
-        question="?",
-        command="",
-        cells=tuple(what.id for what in (*chosen, *stated)),
-        tuned=True,
-        marks={chosen[1].id: f"{RATE} at the end of the values tried"},
-        stated=tuple(what.id for what in stated),
-    )
-    results.write_json(folder / "sweep.json", record)
-    return folder
+        loss = change_summary(run).validation_loss
+        assert loss is not None
+        change_summary(run, unigram_floor=loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0))
+    marks = {chosen[1].id: f"{RATE} at the end of the values tried"}
+    return record_sweep(folder, (*chosen, *stated), tuned=True, marks=marks, stated=tuple(what.id for what in stated))
 
 
 def test_marks_stand_with_the_arm_that_they_are_of_and_no_other(swept: Path) -> None:
@@ -65,17 +56,15 @@ def test_what_states_a_value_stands_apart_and_what_was_chosen_stays_together(swe
 
 
 def test_the_floor_is_drawn_where_it_lies_within_the_axis_and_named_in_the_caption(swept: Path) -> None:
-    (group,) = [
-        g for g in collect.groups(collect.read_runs(collect.latest(swept))) if RATE in g.own and "as" in g.label
-    ]
+    groups = collect.groups(collect.read_runs(collect.latest(swept)))
+    (group,) = [group for group in groups if RATE in group.own and "as" in group.label]
     known = lines.floors(group)
     assert known == sorted(known)
     drawing = lines.loss_against_time(group, "settings")
     (axes,) = drawing.figure.axes
     low, high = axes.get_ylim()
-    drawn = {
-        line.get_ydata()[0] for line in axes.lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2
-    }
+    level = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 2]
+    drawn = {ends[0] for ends in level if ends[0] == ends[1]}
     assert {floor for floor in known if low <= floor <= high} <= drawn
     for floor in known:
         assert f"{floor:.2f}" in drawing.caption

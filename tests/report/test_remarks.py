@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from test_tables import printed
 
-from testbed import results
 from testbed.records import StepRecord
 from testbed.report import collect
 from testbed.report.bars import bytes_per_step
@@ -17,7 +16,7 @@ from testbed.report.lines import loss_against_steps
 from testbed.report.remarks import CONTROL, MEASURES, labelled, remark, taken, wrapped_codecs
 from testbed.report.tables import terminal_table
 from testbed.results import Run
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, change_summary, pipe, profile, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 ADAPTIVE = "adaptive(10)"
@@ -27,28 +26,17 @@ def chose(run: Run, choices: dict[str, str]) -> None:
     """Write into a run's records which codec each micro-batch's frames went through."""
     for path in run.folder.glob("steps-*.jsonl"):
         records = [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()]
-        changed = [
-            record.model_copy(
-                update={
-                    "sent": tuple(f.model_copy(update={"choice": choices[str(f.microbatch % 2)]}) for f in record.sent)
-                }
-            )
-            for record in records
-        ]
-        path.write_text("".join(one.model_dump_json() + "\n" for one in changed))
+        for number, record in enumerate(records):
+            sent = [frame.model_copy(update={"choice": choices[str(frame.microbatch % 2)]}) for frame in record.sent]
+            records[number] = record.model_copy(update={"sent": tuple(sent)})
+        path.write_text("".join(one.model_dump_json() + "\n" for one in records))
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("remarks")
-    for codec in (
-        "fp32",
-        "int4(group=64)",
-        "delta(int4(group=64))",
-        "delta-open(int4(group=64))",
-        "subspace-free",
-        ADAPTIVE,
-    ):
+    int4 = "int4(group=64)"
+    for codec in ("fp32", int4, f"delta({int4})", f"delta-open({int4})", "subspace-free", ADAPTIVE):
         payload = 131_072 if codec == "fp32" else 16_640
         run = write_run(folder, cell(codec, HOME), Pipeline(HOME, payload_bytes=payload), error=0.01)
         if codec == ADAPTIVE:
@@ -95,13 +83,11 @@ def test_twins_controls_and_choices_are_named(found: Path) -> None:
 def test_what_an_evaluation_without_the_codec_changes_is_said(tmp_path: Path) -> None:
     for codec in ("fp32", "int4", "autoencoder"):
         run = write_run(tmp_path, cell(codec, HOME), Pipeline(HOME), error=0.01)
-        assert run.summary is not None
-        loss = run.summary.validation_loss
+        loss = change_summary(run).validation_loss
         assert loss is not None
         change = {"int4": -0.25, "autoencoder": 0.125}.get(codec)
         if change is not None:
-            changed = run.summary.model_copy(update={"uncompressed_loss": loss + change})
-            results.write_json(run.folder / "summary.json", changed)
+            change_summary(run, uncompressed_loss=loss + change)
     (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
     text = " ".join(conclusions(group))
     assert "in place of the codec, the loss changes by: " in text

@@ -17,7 +17,7 @@ from testbed.report.collect import latest
 from testbed.report.page import write_report
 from testbed.report.style import looks
 from testbed.report.tables import terminal_table
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from tests.synthetic import Pipeline, cell, change_summary, pipe, profile, write_run
 
 
 def printed(table: object, width: int) -> list[str]:
@@ -77,22 +77,9 @@ def test_rows_of_numbers_end_below_each_other(runs: list[results.Run]) -> None:
 def test_missing_numbers_are_dashes(tmp_path: Path) -> None:
     what = cell("int8")
     run = write_run(tmp_path, what, Pipeline(what.profiles[0]))
-    assert run.summary is not None
-    results.write_json(
-        run.folder / "summary.json", run.summary.model_copy(update={"wire_bytes_per_step": None, "efficiency": None})
-    )
+    change_summary(run, wire_bytes_per_step=None, efficiency=None)
     (row,) = [line for line in printed(terminal_table([run]), 100) if " int8 " in line]
     assert row.split().count("-") == 3  # no fp32 to compare with, either
-
-
-def test_other_settings_are_not_compared(tmp_path: Path) -> None:
-    link = profile("home", pipe(80_000_000, 1_000_000), pipe(80_000_000, 1_000_000))
-    for depth in (1, 3):
-        for codec in ("fp32", "int8"):
-            write_run(tmp_path, cell(codec, link, schedule="1f1b", in_flight=depth), Pipeline(link))
-    groups = collect.groups(collect.read_runs(latest(tmp_path)))
-    assert [group.label for group in groups] == ["pipeline.in_flight = 1", "pipeline.in_flight = 3"]
-    assert all(group.codecs == ("fp32", "int8") for group in groups)
 
 
 def test_two_profiles_of_one_name_stay_apart(tmp_path: Path) -> None:
