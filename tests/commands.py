@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -173,6 +175,17 @@ def program(path: Path, *arguments: str) -> str:
     done = forked.run([str(path), *arguments], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def module_beside(experiment: Path, name: str) -> Iterator[ModuleType]:
+    """Import a module of an experiment's programs for a while."""
+    sys.path.insert(0, str(experiment))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(experiment))
+        sys.modules.pop(name, None)
 
 
 def draw(experiment: Path, home: Path, output: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the commands share: the two consoles, the look of a table, flags, and the choice of an engine."""
+"""What the commands share: flags, printing of lines and tables, writing of files, the choice of engine and clock."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.table import Table
 
-from testbed import paths
+from testbed import paths, vm
 from testbed.errors import CapabilityError, GuestKernelError, UnknownNameError, UserError
+from testbed.frozen import explain
 from testbed.profiles import LinkProfile, buffer_remark
 from testbed.spec import Clock, Engine, Topology
 
 if TYPE_CHECKING:
-    from testbed.vm import GuestKernel
+    from testbed.net.lab import LabSpec
 
 _WHOLE = 10_000
 """Columns of what is not a terminal: a table has lines as long as it needs there, so that nothing of it is cut."""
@@ -37,16 +39,14 @@ ClockFlag = Annotated[
 ]
 TopologyFlag = Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")]
 TimingFlag = Annotated[
-    str,
-    typer.Option(help="played: trained once, then played over each network; live: stages train over their links."),
+    str, typer.Option(help="played: trained once, then played over each network; live: stages train over their links.")
 ]
 ResultsFlag = Annotated[Path, typer.Option(help="Folder that results are written to.")]
 SetFlag = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field or an axis, e.g. training.steps=20.")
 ]
 OnlyFlag = Annotated[
-    list[str],
-    typer.Option("--only", metavar="FIELD=VALUE", help="Only cells that have it, e.g. codec=int8."),
+    list[str], typer.Option("--only", metavar="FIELD=VALUE", help="Only cells that have it, e.g. codec=int8.")
 ]
 ExcludeFlag = Annotated[list[str], typer.Option("--exclude", metavar="FIELD=VALUE", help="No cell that has it.")]
 RepeatsFlag = Annotated[int | None, typer.Option(help="Good runs that each cell is to have.")]
@@ -92,12 +92,13 @@ def one_of(kind: str, name: str, known: Iterable[str]) -> None:
         raise UnknownNameError(kind, name, names)
 
 
-def need_clock_kernel() -> GuestKernel:
+def need_clock_kernel() -> vm.GuestKernel:
     """Return the guest kernel with a virtual clock. UserError, which says how to build it, where there is none."""
-    from testbed import vm
-
     if (kernel := vm.find_clock_kernel()) is None:
-        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+        raise UserError(
+            "there is no kernel with a virtual clock here; build it (some minutes, once) with: python -m testbed vm "
+            "--build, or take one that was built elsewhere: python -m testbed vm --kernel FILE"
+        )
     return kernel
 
 
@@ -109,6 +110,16 @@ def writing(what: str, path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write {what} to {path}: {error.strerror}") from None
     paths.give_to_user(path)
+
+
+def lab_spec(asked: str, **fields: Any) -> LabSpec:
+    """Return what a lab is to be. SpecError, which says what was asked for, where no lab can be so."""
+    from testbed.net.lab import LabSpec
+
+    try:
+        return LabSpec(**fields)
+    except ValidationError as error:
+        raise explain(error, LabSpec, asked) from None
 
 
 def typed(*arguments: str) -> list[str]:
@@ -144,8 +155,6 @@ def choose_clock(clock: str) -> tuple[Clock, str]:
 
     CapabilityError, which says what to do, where `virtual` was asked for and is not possible.
     """
-    from testbed import vm
-
     one_of("clock", clock, ("auto", "virtual", "real"))
     if clock == "real":
         return "real", "asked for"

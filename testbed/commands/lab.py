@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from pydantic import ValidationError
 from rich.markup import escape
 
-from testbed import profiles, units
+from testbed import profiles, units, vm
 from testbed.commands.console import (
     EngineFlag,
     TopologyFlag,
     choose_engine,
+    lab_spec,
     need_clock_kernel,
     one_of,
     out,
@@ -27,7 +27,6 @@ from testbed.commands.console import (
     warn_of_buffers,
 )
 from testbed.errors import CapabilityError, TestbedError, UnknownNameError, UserError
-from testbed.frozen import explain
 
 if TYPE_CHECKING:
     from testbed.net.machine.capabilities import Capability
@@ -72,7 +71,6 @@ def readiness(missing: list[str], *, virtual_clock: bool) -> tuple[bool, str]:
 
 
 def _clock_kernel() -> Capability:
-    from testbed import vm
     from testbed.net.machine.capabilities import Capability
 
     kernel, ok = vm.find_clock_kernel(), True
@@ -101,7 +99,7 @@ def stand(
     engine: EngineFlag = "auto",
 ) -> None:
     """Build a lab and let it stand until Ctrl-C, to try things by hand: `testbed shell node-0` opens a shell inside."""
-    from testbed.net.lab import Lab, LabSpec
+    from testbed.net.lab import Lab
     from testbed.spec import Topology
     from testbed.sweep.environment import hold_machine
 
@@ -109,10 +107,8 @@ def stand(
     wanted = tuple(profiles.load_profile(name) for name in profile)
     chosen, reason = choose_engine(engine)
     say(f"engine {chosen}: {reason}")
-    try:
-        spec = LabSpec(topology=topology, profiles=wanted, nodes=nodes, engine=chosen, engine_reason=reason)
-    except ValidationError as error:
-        raise explain(error, LabSpec, "the lab asked for") from None
+    links = {"topology": topology, "profiles": wanted, "nodes": nodes}
+    spec = lab_spec("the lab asked for", **links, engine=chosen, engine_reason=reason)
     with hold_machine(), Lab(spec) as lab:
         ends = [(link, link.near, link.far) for link in lab.links]
         print_table(

@@ -10,13 +10,13 @@ from statistics import mean
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from pydantic import ValidationError
 
-from testbed import paths, profiles, units
+from testbed import paths, profiles, units, vm
 from testbed.commands.console import (
     EngineFlag,
     TopologyFlag,
     choose_engine,
+    lab_spec,
     need_clock_kernel,
     one_of,
     print_table,
@@ -24,14 +24,12 @@ from testbed.commands.console import (
     warn_of_buffers,
 )
 from testbed.errors import LabError, SpecError
-from testbed.frozen import explain
 from testbed.play.split import StepSplit, repeated, step_split
 from testbed.play.trace import Trace
 from testbed.spec import Topology
 
 if TYPE_CHECKING:
     from testbed.play.job import PlayJob
-    from testbed.vm.kernel import GuestKernel
 
 _CLOCKS = ("auto", "virtual", "real")
 _AGAIN = 20
@@ -56,7 +54,6 @@ def play(
     ] = None,
 ) -> None:
     """Play a job's trace over links: how long its steps take, what each node does meanwhile, and what crosses."""
-    from testbed import vm
     from testbed.play.guests import play_jobs
     from testbed.sweep.environment import hold_machine
 
@@ -92,29 +89,26 @@ def _load(file: Path, flops: str | None) -> Trace:
     from testbed.play.chakra import load_chakra
     from testbed.play.check import load_trace
 
-    trace = (
-        load_trace(file)
-        if file.suffix != ".et"
-        else load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None)
-    )
+    if file.suffix == ".et":
+        trace = load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None)
+    else:
+        trace = load_trace(file)
     if not any(map(len, trace.lanes)):
         raise SpecError(f"{file} has no operations, so there is nothing to play")
     return trace
 
 
-def _clock_words(clock: str, kernel: GuestKernel | None) -> str:
+def _clock_words(clock: str, kernel: vm.GuestKernel | None) -> str:
     if kernel is not None:
         return f"clock virtual: guest kernel {kernel.version}"
-    return "clock real: " + (
-        "asked for" if clock == "real" else "no kernel with a virtual one is here (python -m testbed vm --build)"
-    )
+    missing = "no kernel with a virtual one is here (python -m testbed vm --build)"
+    return f"clock real: {'asked for' if clock == 'real' else missing}"
 
 
 def _jobs(
     trace: Trace, folder: Path, networks: Sequence[str], topology: str, seeds: int, output: Path | None, engine: str
 ) -> list[PlayJob]:
     """Return a job for each network and seed; one seed where nothing is drawn. SpecError for links that make no lab."""
-    from testbed.net.lab import LabSpec
     from testbed.play.job import PlayJob
 
     chosen, reason = choose_engine(engine) if engine != "netem" else ("netem", "asked for, or all that the guest has")
@@ -122,12 +116,8 @@ def _jobs(
     jobs = []
     for number, network in enumerate(networks):
         links = tuple(profiles.load_profile(name) for name in network.split("+"))
-        try:
-            lab = LabSpec(
-                topology=topology, profiles=links, nodes=len(trace.nodes), engine=chosen, engine_reason=reason
-            )
-        except ValidationError as error:
-            raise explain(error, LabSpec, f"the links {network}") from None
+        asked = {"topology": topology, "profiles": links, "nodes": len(trace.nodes)}
+        lab = lab_spec(f"the links {network}", **asked, engine=chosen, engine_reason=reason)
         for seed in range(seeds):
             kept = (output or folder / "played") if alone else (output or folder) / f"{number}-seed-{seed}.played"
             jobs.append(PlayJob(trace=folder / "trace", lab=lab, link_seed=seed, output=kept))

@@ -167,31 +167,23 @@ def _list(experiments: Sequence[Reproduction], *, quick: bool) -> None:
 def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -> tuple[str, float]:
     """Return what is left of a step, in words, and how many seconds that is expected to take."""
     from testbed.commands import planned
-    from testbed.sweep import conduct
+    from testbed.sweep import conduct, predict
     from testbed.sweep.plan import Choice, load_experiment
 
-    if step.predicts:
-        return _missing(experiment, step, quick=quick), step.takes_s or 0.0
+    takes_s = step.takes_s or 0.0
     if step.sweep is None:
         done = step.keeps and any(experiment.output.glob(".step-*"))
-        return ("", 0.0) if done else ("", step.takes_s or 0.0)
+        return "", 0.0 if done else takes_s
     try:
+        if step.predicts:
+            missing = predict.count_missing(predict.plan_cells(str(step.sweep), quick=quick), experiment.results)
+            return f"{missing} cells" if missing else "", takes_s
         loaded = load_experiment(str(step.sweep))
         agenda = conduct.make_agenda(loaded, "relay", Choice(quick), experiment.results, clock="virtual")
         runs, seconds = planned.predicted(agenda, experiment.results, host)
     except TestbedError as error:
-        return str(error), 0.0
-    return (f"{runs} runs" if runs else ""), seconds
-
-
-def _missing(experiment: Reproduction, step: Step, *, quick: bool) -> str:
-    from testbed.sweep import predict
-
-    try:
-        missing = predict.count_missing(predict.plan_cells(str(step.sweep), quick=quick), experiment.results)
-    except TestbedError as error:
-        return str(error)
-    return f"{missing} cells" if missing else ""
+        return str(error), takes_s if step.predicts else 0.0
+    return f"{runs} runs" if runs else "", seconds
 
 
 def _counted(claims: Sequence[Claim]) -> str:

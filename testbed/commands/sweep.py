@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from testbed import results as stored
 from testbed.commands.console import (
     ClockFlag,
     EngineFlag,
@@ -27,6 +28,7 @@ from testbed.commands.console import (
     say,
 )
 from testbed.errors import CapabilityError, StageError, TestbedError, UserError
+from testbed.records import Calibration
 from testbed.spec import Timing
 
 if TYPE_CHECKING:
@@ -53,7 +55,6 @@ def plan(
     again: AgainFlag = False,
 ) -> None:
     """Show the cells of an experiment, which are finished, and how long the others will take; starts nothing."""
-    from testbed import results as stored
     from testbed.commands import planned
     from testbed.sweep import plan as planning
 
@@ -86,15 +87,18 @@ def _agenda(
     taken, clock_reason = choose_clock(clock or experiment.clock)
     means = Means("netem", "the virtual clock's", taken, clock_reason)
     if (engine and engine != "auto") or taken == "real":
-        chosen, reason = choose_engine(engine or experiment.engine)
-        means = means._replace(engine=chosen, engine_reason=reason)
+        means = _with_engine(means, engine or experiment.engine)
     agenda = conduct.make_agenda(experiment, means.engine, choice, folder, clock=taken, again=again)
     _check_clock(agenda, clock)
     if means.engine_reason == "the virtual clock's" and any(cell.clock == "real" for cell in agenda.cells):
-        chosen, reason = choose_engine(experiment.engine)
-        means = means._replace(engine=chosen, engine_reason=reason)
-        agenda = conduct.make_agenda(experiment, chosen, choice, folder, clock=taken, again=again)
+        means = _with_engine(means, experiment.engine)
+        agenda = conduct.make_agenda(experiment, means.engine, choice, folder, clock=taken, again=again)
     return agenda, means
+
+
+def _with_engine(means: Means, engine: str) -> Means:
+    chosen, reason = choose_engine(engine)
+    return means._replace(engine=chosen, engine_reason=reason)
 
 
 def _check_clock(agenda: Agenda, clock: str) -> None:
@@ -194,8 +198,6 @@ def sweep(
 
     loaded = planning.load_experiment(experiment)
     choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats, cell)
-    from testbed import results as stored
-    from testbed.records import Calibration
 
     if live_checks is not None:
         loaded = loaded.model_copy(update={"live_checks": live_checks})
@@ -218,7 +220,6 @@ def _sweep(
     report: bool,
     durations: dict[str, Any] | None = None,
 ) -> None:
-    from testbed import results as stored
     from testbed.commands import planned
     from testbed.report import collect, tables
     from testbed.report.conclusions import conclusions
@@ -265,10 +266,8 @@ def _sweep(
 
 def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list[TestbedError]:
     """Run a few of the played cells live too, where this machine allows it; returns why some failed."""
-    from testbed import results as stored
     from testbed.commands import planned
     from testbed.metrics.live_checks import checks
-    from testbed.records import Calibration
     from testbed.report.live import live_sentences
     from testbed.sweep import conduct
 
@@ -276,7 +275,7 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
     if not asked or not any(cell.timing == "played" for cell in agenda.cells):
         return []
     try:
-        chosen, reason = choose_engine(engine or agenda.experiment.engine)
+        live = _with_engine(means, engine or agenda.experiment.engine)
     except CapabilityError as error:
         record = record.model_copy(update={"live_reason": f"There was no live check: {error}"})
         stored.write_json(folder / "sweep.json", record)
@@ -284,12 +283,11 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
         return []
     kept = folder / "calibration.json"
     costs = stored.read_json(kept, Calibration).recipes if kept.exists() else {}
-    twins = checks(agenda.cells, asked, chosen, costs, len(os.sched_getaffinity(0)))
+    twins = checks(agenda.cells, asked, live.engine, costs, len(os.sched_getaffinity(0)))
     ids = {twin.id: played for played, twin in twins.items()}
     stored.write_json(folder / "sweep.json", record.model_copy(update={"live_checks": ids}))
     missing = [twin for twin in twins.values() if stored.finished(folder, twin.id) is None]
-    say(f"live checks, engine {chosen}: {reason}")
-    live = means._replace(engine=chosen, engine_reason=reason)
+    say(f"live checks, engine {live.engine}: {live.engine_reason}")
     failures = conduct.make_runs(missing, folder, live, planned.progress_into(folder))
     for sentence in live_sentences(folder, stored.last_sweep(folder)):
         say(sentence)
@@ -312,7 +310,6 @@ def report(
     ] = None,
 ) -> None:
     """Draw the report of an experiment's last sweep again from its result files; starts nothing."""
-    from testbed import results as stored
     from testbed.report import collect, index, tables
 
     for named in (folder, *([] if against is None else [against])):

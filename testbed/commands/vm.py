@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from testbed.commands.console import say
-from testbed.errors import SpecError, UserError
-
-if TYPE_CHECKING:
-    from testbed.vm import GuestKernel
+from testbed import vm as guest
+from testbed.commands.console import need_clock_kernel, say
+from testbed.errors import SpecError
 
 
 def vm(
@@ -42,8 +40,6 @@ def vm(
 
     Needs no root.
     """
-    from testbed import vm as guest
-
     if kernel is not None and build:
         raise SpecError("--kernel takes a kernel that was built elsewhere, --build builds one here; choose one of them")
     if not (command or build or kernel or export):
@@ -54,19 +50,17 @@ def vm(
     elif build:
         _build()
     if export is not None:
-        guest.export_kernel(_clock_kernel(), export)
+        guest.export_kernel(need_clock_kernel(), export)
         say(f"{export}: {export.stat().st_size / 1e6:.2f} MB")
     if not command:
         return
     with guest.start_guest(
-        _clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
+        need_clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
     ) as running:
         raise typer.Exit(running.wait())
 
 
 def _build() -> None:
-    from testbed import vm as guest
-
     known = guest.find_clock_kernel()
     kernel = known or guest.build_kernel(say=say)
     started = time.monotonic()
@@ -74,15 +68,4 @@ def _build() -> None:
     say(
         f"Linux {kernel.version} with a virtual clock {'was here already' if known else 'was built'}; it boots, runs "
         f"`true` and ends in {time.monotonic() - started:.1f} s"
-    )
-
-
-def _clock_kernel() -> GuestKernel:
-    from testbed import vm as guest
-
-    if kernel := guest.find_clock_kernel():
-        return kernel
-    raise UserError(
-        "there is no guest kernel yet; build it (some minutes, once) with: python -m testbed vm "
-        "--build, or take one that was built elsewhere: python -m testbed vm --kernel FILE"
     )

@@ -36,9 +36,8 @@ def runs_to_export(experiment: Path) -> list[Run]:
     """
     exported = [run for cell_id in last_sweep(experiment).cells for run in runs(experiment, cell_id)]
     if not exported:
-        raise ResultsError(
-            f"{experiment} holds no run of its last sweep, so there is nothing to export; run the sweep again"
-        )
+        lost = "holds no run of its last sweep, so there is nothing to export; run the sweep again"
+        raise ResultsError(f"{experiment} {lost}")
     return exported
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from testbed.frozen import flatten
 from testbed.metrics import PipelineStep, align, loss_curve, measured, uncompressed_curve, validation_curve
 from testbed.metrics.spans import flights, overran, spans
 from testbed.records import Certificate, StepRecord
@@ -56,27 +57,21 @@ class RecordedRun:
         return {"cell_id": self.run.folder.parent.name, "run": self.run.number}
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(recorded, float) for recorded in value):
-        yield from zip((f"{prefix}.low", f"{prefix}.high"), value, strict=True)
-    else:
-        yield prefix, json.dumps(value) if isinstance(value, tuple | list) else value
-
-
-def _absent(cell: Cell) -> set[str]:
-    """Return the tables of a cell that it has none of: their columns stay empty."""
-    return {"codec_rates"} if cell.codec_rates is None else set()
+def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in flatten(tables):
+        if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(end, float) for end in value):
+            yield from zip((f"{name}.low", f"{name}.high"), value, strict=True)
+        else:
+            yield name, json.dumps(value) if isinstance(value, tuple | list) else value
 
 
 def run_rows(recorded: RecordedRun) -> Iterator[Row]:
     """Yield one row: the cell, its results, the machine."""
     cell, summary, environment = recorded.cell, recorded.run.summary, recorded.run.environment
     pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.profiles]
+    absent = {"codec_rates"} if cell.codec_rates is None else set[str]()  # its columns stay empty
     row: Row = {
-        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles"} | _absent(cell)))),
+        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles", *absent}))),
         "compute.dilation": cell.compute.dilation,
         "folder": f"{recorded.run.folder.parent.name}/{recorded.run.folder.name}",
         "network": cell.network,

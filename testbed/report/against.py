@@ -42,12 +42,8 @@ def _groups(folder: Path) -> list[Group]:
 
 def _entries(groups: Iterable[Group]) -> list[tuple[str, str, Entry]]:
     """Return (label of the group, network, entry) of every entry that is finished."""
-    return [
-        (group.label, network, entry)
-        for group in groups
-        for network in group.networks
-        for entry in group.finished(network)
-    ]
+    places = [(group, network) for group in groups for network in group.networks]
+    return [(group.label, network, entry) for group, network in places for entry in group.finished(network)]
 
 
 def write_against(ours: Path, theirs: Path) -> Path:
@@ -115,13 +111,8 @@ def _row(label: str, network: str, ours: Entry, theirs: Entry, equal: str, rules
     ratio = Shown(MISSING)
     if speed is not None:
         rules[speed.rule] = None
-        same = abs(speed.value - 1) < _SAME_S
-        ratio = Shown(
-            f"{speed.value:.3f}x",
-            "the same"
-            if same
-            else f"{interval(speed.interval, '{:.3f}')}{'' if compared.separable else ' not separable'}",
-        )
+        sure = f"{interval(speed.interval, '{:.3f}')}{'' if compared.separable else ' not separable'}"
+        ratio = Shown(f"{speed.value:.3f}x", "the same" if abs(speed.value - 1) < _SAME_S else sure)
     wire = Shown(MISSING)
     if first.wire_bytes_per_step and second.wire_bytes_per_step:
         wire = Shown(f"{second.wire_bytes_per_step / first.wire_bytes_per_step:.3f}x")

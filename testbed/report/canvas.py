@@ -156,10 +156,10 @@ def canvas(
     figure.set_layout_engine(
         "constrained", rect=(0, bottom / height, 1, 1 - (top + bottom) / height), w_pad=0.09, h_pad=0.06
     )
-    words: Any = {"size": 12, "weight": "bold", "va": "top", "linespacing": 1.25}
-    figure.text(0.12 / WIDTH, 1 - 0.1 / height, "\n".join(finding), **words).set_in_layout(False)
-    words = {"size": 7.2, "color": MUTED, "va": "bottom", "linespacing": 1.35}
-    figure.text(0.12 / WIDTH, 0.09 / height, "\n".join(small), **words).set_in_layout(False)
+    above: Any = {"size": 12, "weight": "bold", "va": "top", "linespacing": 1.25}
+    below: Any = {"size": 7.2, "color": MUTED, "va": "bottom", "linespacing": 1.35}
+    for y, lines, how in ((1 - 0.1 / height, finding, above), (0.09 / height, small, below)):
+        figure.text(0.12 / WIDTH, y, "\n".join(lines), **how).set_in_layout(False)
     if legend:
         figure.legend(
             handles=list(legend), ncols=per_line, loc="upper left", bbox_to_anchor=(0.08 / WIDTH, 1 - head / height),
@@ -178,11 +178,6 @@ def _legend_columns(widths: Sequence[int]) -> int:
         if sum(max(widths[end - size : end]) for size, end in zip(sizes, ends, strict=True)) <= _LEGEND_CHARACTERS:
             return columns
     return 1
-
-
-def laid_out(figure: Figure) -> None:
-    """Lay a figure out now, for what must know where its panels are."""
-    figure.draw_without_rendering()
 
 
 def _wrapped(words: str, characters: int) -> list[str]:

@@ -15,16 +15,16 @@ from markupsafe import Markup
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
 from testbed.metrics import PipelineStep, align
-from testbed.records import Calibration, Duration, Measurement
+from testbed.records import Calibration, Certificate, Duration, Measurement
 from testbed.report import numbers, tables
 from testbed.report.canvas import link_words
 from testbed.report.certificates import measurement_cells, run_bound_words, share_text
 from testbed.report.collect import Group
 from testbed.report.entry import Entry, Result
-from testbed.report.gantt import median_step, step_words
+from testbed.report.gantt import median_step, step_kinds, step_words
 from testbed.report.numbers import MISSING
 from testbed.report.settings import CLOCKS, compute_words, flat, pipeline_words
-from testbed.report.step_svg import step_kinds, step_svg
+from testbed.report.step_svg import step_svg
 from testbed.report.templates import write_page
 from testbed.results import SweepRecord
 from testbed.spec import Cell, recipe_of, route
@@ -121,11 +121,8 @@ def _siblings(group: Group, network: str, entry: Entry, cell_id: str) -> dict[st
     """Return the links to other cells: other seeds, other codecs over this network, this codec over others."""
     seeds = {f"seed {seed}": other for other, seed in entry.cell_ids.items() if other != cell_id}
     codecs = {other.cell.codec: next(iter(other.cell_ids)) for other in group.row(network) if other is not entry}
-    networks = {
-        name: next(iter(group.cells[name, entry.cell.codec].cell_ids))
-        for name in group.networks
-        if name != network and (name, entry.cell.codec) in group.cells
-    }
+    alike = {name: group.cells.get((name, entry.cell.codec)) for name in group.networks if name != network}
+    networks = {name: next(iter(other.cell_ids)) for name, other in alike.items() if other is not None}
     every = {"seeds": seeds, "other codecs here": codecs, "this codec over": networks}
     return {name: {text: f"{target}.html" for text, target in links.items()} for name, links in every.items() if links}
 
@@ -227,15 +224,13 @@ def certified(result: Result) -> Certified:
     certificates = result.certificates
     if certificates is None:
         return Certified(result, [], "none", "before or after", "", "")
-    needed = ("before", "after")[: len(certificates.needed)]
-    missing = [when for when in needed if when not in dict(result.taken)]
+    needed, taken = ("before", "after")[: len(certificates.needed)], result.taken
+    missing = [when for when in needed if when not in dict(taken)]
     rejected = [
-        f"{when}: {', '.join(map(_said, certificate.rejected))}"
-        for when, certificate in result.taken
-        if certificate.rejected
+        f"{when}: {', '.join(map(_said, certificate.rejected))}" for when, certificate in taken if certificate.rejected
     ]
     words = " or ".join(missing), "; ".join(rejected), run_bound_words(certificates)
-    return Certified(result, _checks(result), certificates.verdict, *words)
+    return Certified(result, _checks(taken), certificates.verdict, *words)
 
 
 def _said(rejected: Measurement) -> str:
@@ -243,13 +238,13 @@ def _said(rejected: Measurement) -> str:
     return f"{rejected.link} {rejected.direction} {rejected.quantity} {measured} where {asked} was asked"
 
 
-def _checks(result: Result) -> list[Check]:
+def _checks(taken: Iterable[tuple[str, Certificate]]) -> list[Check]:
     """Pair the measurements before and after. Where one is missing (only a run tells message sizes) there is a '-'."""
     pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
-    for when, certificate in result.taken:
-        for found in certificate.measurements:
-            key = f"{found.link} {found.direction}", f"{found.quantity} {found.detail}".strip()
-            pairs.setdefault(key, {})[when] = found
+    for when, certificate in taken:
+        for each in certificate.measurements:
+            key = f"{each.link} {each.direction}", f"{each.quantity} {each.detail}".strip()
+            pairs.setdefault(key, {})[when] = each
     checks = []
     for key, pair in pairs.items():
         asked, _ = measurement_cells(next(iter(pair.values())))

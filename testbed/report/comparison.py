@@ -48,9 +48,8 @@ def _ratio(comparison: CodecComparison | None) -> Shown:
     if comparison is None or comparison.speed_up is None:
         return _UNKNOWN
     ends = interval(comparison.speed_up.interval, "{:.2f}")
-    return Shown(
-        f"{comparison.speed_up.value:.2f}x", ends if comparison.separable else f"{ends} not separable".lstrip()
-    )
+    sure = ends if comparison.separable else f"{ends} not separable".lstrip()
+    return Shown(f"{comparison.speed_up.value:.2f}x", sure)
 
 
 def _difference(comparison: CodecComparison | None) -> Shown:
@@ -66,19 +65,16 @@ def _time(reached: TimeToLoss | None) -> Shown:
         return _UNKNOWN
     if reached.seconds is None:
         return Shown(MISSING, reached.words)
-    ends = reached.seconds.interval
-    return Shown(
-        f"{three(reached.seconds.value)} s", "" if ends is None else f"[{three(ends.low)}, {three(ends.high)}]"
-    )
+    value, ends = reached.seconds.value, reached.seconds.interval
+    return Shown(f"{three(value)} s", "" if ends is None else f"[{three(ends.low)}, {three(ends.high)}]")
 
 
 def _step(entry: Entry) -> Shown:
     summary, ends = entry.measured, entry.measured.step_interval_s
     if summary.step_s is None:
         return _UNKNOWN
-    return Shown(
-        seconds(summary.step_s), interval(ends and (ends[0] * 1e3, ends[1] * 1e3), "{:.1f}") + (" ms" if ends else "")
-    )
+    sure = f"{interval((ends[0] * 1e3, ends[1] * 1e3), '{:.1f}')} ms" if ends else ""
+    return Shown(seconds(summary.step_s), sure)
 
 
 def target(group: Group) -> float | None:

@@ -126,9 +126,8 @@ def runs_frame(folder: str | Path) -> Any:
     frame, sweep = testbed.load(folder), last_sweep(folder)
     frame = frame[frame.status == "ok"]
     if frame.empty:
-        raise ResultsError(
-            f"no run of the last sweep in {folder} ended well, so there is nothing to draw; run the sweep again"
-        )
+        lost = "ended well, so there is nothing to draw; run the sweep again"
+        raise ResultsError(f"no run of the last sweep in {folder} {lost}")
     frame = frame.assign(
         profile=frame.network,
         seed=frame["training.seed"].astype(int),

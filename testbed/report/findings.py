@@ -55,7 +55,7 @@ def _ends(entry: Entry) -> tuple[int, float] | None:
 
 def time_finding(group: Group) -> str:
     """Say how long training takes with the baseline and with the fastest codec, where they differ most."""
-    widest: tuple[float, str] | None = None
+    said: dict[float, str] = {}
     for network in group.networks:
         base = group.baseline(network)
         whole = {entry.cell.codec: end for entry in group.finished(network) if entry.sound and (end := _ends(entry))}
@@ -64,30 +64,25 @@ def time_finding(group: Group) -> str:
         steps, slow = whole[BASELINE]
         same = {codec: seconds for codec, (count, seconds) in whole.items() if count == steps}
         codec = min(same, key=same.__getitem__)
-        if same[codec] > 0 and codec != BASELINE and (widest is None or slow / same[codec] > widest[0]):
-            widest = (
-                slow / same[codec],
-                f"Over {_short(network)} {steps} steps take {numbers.seconds(slow)} with {BASELINE} and "
-                f"{numbers.seconds(same[codec])} with {codec}",
-            )
-    return widest[1] if widest else "Loss against training time"
+        if same[codec] > 0 and codec != BASELINE:
+            take = f"{numbers.seconds(slow)} with {BASELINE} and {numbers.seconds(same[codec])} with {codec}"
+            said.setdefault(slow / same[codec], f"Over {_short(network)} {steps} steps take {take}")
+    return said[max(said)] if said else "Loss against training time"
 
 
 def loss_finding(group: Group) -> str:
     """Say how far the codecs' last validation losses lie from the baseline's, and whether chance explains it."""
-    furthest: tuple[float, str, bool] | None = None
+    found: list[tuple[float, str, bool]] = []
     seeds = 1
     for (network, codec), entry in group.cells.items():
         compared = group.compared(network, entry) if entry.ok and codec != BASELINE else None
         if compared is None or compared.loss_difference is None or remarks.remark(codec) == remarks.CONTROL:
             continue
         seeds = max(seeds, len({run.seed for run in entry.steps}))
-        value = compared.loss_difference.value
-        if furthest is None or abs(value) > abs(furthest[0]):
-            furthest = value, codec, compared.loss_separable
-    if furthest is None:
+        found.append((compared.loss_difference.value, codec, compared.loss_separable))
+    if not found:
         return "Loss against steps"
-    value, codec, separable = furthest
+    value, codec, separable = max(found, key=lambda each: abs(each[0]))
     sure = "one seed" if seeds == 1 else f"{seeds} seeds, {'separable' if separable else 'not separable'}"
     return f"Furthest from {BASELINE}'s validation loss ends {codec}: {value:+.3f} nats ({sure})"
 

@@ -24,7 +24,16 @@ from testbed.spec import Cell
 
 _ROW = 0.36
 """The height of a row, in inches."""
-_COMPUTES: dict[Activity, str] = {"forward": "forward", "backward": "backward", "local": "local step"}
+_KINDS: dict[Activity, str] = {
+    "forward": "forward",
+    "backward": "backward",
+    "local": "local step",
+    "encode": "encode, decode",
+    "update": "update",
+    "wire": "waits: input under way",
+    "wait": "waits for another stage",
+}
+"""What the legend calls a kind of bar."""
 _DIGIT = 0.075
 """The width of a digit on a bar, in inches."""
 _LANES = 4
@@ -71,6 +80,12 @@ class Bar(NamedTuple):
     """Its micro-batch where that fits; empty otherwise."""
     words: str
     """What it is and how long it lasted."""
+
+
+def step_kinds(cell: Cell) -> list[tuple[Activity, str]]:
+    """Return the kinds of bars that a cell's steps may have, and what a legend calls them."""
+    others = {"forward", "backward", "local"} - set(cell.parallelism.computes)
+    return [(kind, label) for kind, label in _KINDS.items() if kind not in others]
 
 
 def row_names(cell: Cell) -> list[str]:
@@ -137,29 +152,15 @@ def _lanes(times: Sequence[tuple[float, float]]) -> list[int]:
     return chosen
 
 
-class _Chart:
-    """Bars on a time axis in milliseconds of the emulated world."""
-
-    def __init__(self, axes: Axes, step: PipelineStep, dilation: int) -> None:
-        self.axes = axes
-        self._zero, self._unit = step.begin_ns, 1e6 * dilation
-        right = self.at(step.end_ns)
-        left = min(0.0, self.at(min(record.start_ns for record in step.records)))
-        axes.set_xlim(left, right)
-        self._inches = _AXES / (right - left)
-
-    def at(self, moment_ns: int) -> float:
-        return (moment_ns - self._zero) / self._unit
-
-    def bar(self, bar: Bar, colour: str, **how: Any) -> None:
-        """Draw a bar; its number is left out where it does not fit."""
-        begin, end = self.at(bar.begin_ns), self.at(bar.end_ns)
-        (drawn,) = self.axes.barh(bar.row, end - begin, bar.height, left=begin, color=colour, **{"lw": 0, **how})
-        hover(drawn, bar.words)
-        if bar.number and (end - begin) * self._inches > _DIGIT * len(bar.number) + 0.03:
-            ink = INK if sum(to_rgb(colour)) > 1.7 else PAPER
-            where = ((begin + end) / 2, bar.row)
-            self.axes.text(*where, bar.number, ha="center", va="center_baseline", size=6.5, color=ink)
+def _draw_bar(axes: Axes, bar: Bar, begin: float, end: float, colour: str, **how: Any) -> None:
+    """Draw a bar; its number is left out where it does not fit."""
+    (drawn,) = axes.barh(bar.row, end - begin, bar.height, left=begin, color=colour, **{"lw": 0, **how})
+    hover(drawn, bar.words)
+    left, right = axes.get_xlim()
+    if bar.number and (end - begin) * (_AXES / (right - left)) > _DIGIT * len(bar.number) + 0.03:
+        ink = INK if sum(to_rgb(colour)) > 1.7 else PAPER
+        where = ((begin + end) / 2, bar.row)
+        axes.text(*where, bar.number, ha="center", va="center_baseline", size=6.5, color=ink)
 
 
 def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
@@ -172,27 +173,24 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     if step is None:
         raise ResultsError(f"{result.run.folder} has no measured step, so there is none to draw")
     fills = _fills(look)
-    legend: list[Handle] = [
-        *(
-            Patch(facecolor=fills[kind], label=label)
-            for kind, label in _COMPUTES.items()
-            if kind in cell.parallelism.computes
-        ),
-        Patch(facecolor=fills["encode"], label="encode, decode"),
-        Patch(facecolor=fills["update"], label="update"),
-        Patch(facecolor=fills["wire"], label="waits: input under way"),
-        Line2D([], [], color=fills["wait"], lw=3, label="waits for another stage"),
-    ]
+    *filled, (wait, waits) = step_kinds(cell)
+    legend: list[Handle] = [Patch(facecolor=fills[kind], label=label) for kind, label in filled]
+    legend.append(Line2D([], [], color=fills[wait], lw=3, label=waits))
     title = f"{cell.codec} over {shortened(cell.network, 40)}: {_finding(result, step)}"
     inches = 0.1 + _ROW * len(row_names(cell))
     figure, (axes,) = canvas(title, inches, legend, settings, 1, columns=1)
-    chart = _Chart(axes, step, cell.compute.dilation)
+
+    def at(moment_ns: int) -> float:
+        return (moment_ns - step.begin_ns) / (1e6 * cell.compute.dilation)
+
+    axes.set_xlim(min(0.0, at(min(record.start_ns for record in step.records))), at(step.end_ns))
     for bar in bars(step, cell):
+        begin, end = at(bar.begin_ns), at(bar.end_ns)
         if bar.kind == "queued":
-            moments = [chart.at(bar.begin_ns), chart.at(bar.end_ns)]
-            axes.plot(moments, [bar.row, bar.row], color=MUTED, lw=0.8, solid_capstyle="butt")
+            axes.plot([begin, end], [bar.row, bar.row], color=MUTED, lw=0.8, solid_capstyle="butt")
         else:
-            chart.bar(bar, fills[bar.kind], **({"lw": 0.6, "edgecolor": PAPER} if bar.row > stages - 0.5 else {}))
+            edge = {"lw": 0.6, "edgecolor": PAPER} if bar.row > stages - 0.5 else {}
+            _draw_bar(axes, bar, begin, end, fills[bar.kind], **edge)
     name_rows(axes, row_names(cell))
     axes.axhline(stages - 0.5, color=MUTED, lw=0.8)
     axes.set_xlabel("time since the step began, ms")

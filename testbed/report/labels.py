@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
 
 from testbed.report import style
 
@@ -24,23 +25,6 @@ class Mark(NamedTuple):
     colour: str
 
 
-class _Box(NamedTuple):
-    """A rectangle on the page, in points."""
-
-    left: float
-    bottom: float
-    width: float
-    height: float
-
-    def meets(self, other: _Box) -> bool:
-        return (
-            self.left < other.left + other.width
-            and other.left < self.left + self.width
-            and self.bottom < other.bottom + other.height
-            and other.bottom < self.bottom + self.height
-        )
-
-
 class _Spot(NamedTuple):
     """The place of marks that share a label, in points of the page."""
 
@@ -49,8 +33,8 @@ class _Spot(NamedTuple):
     marks: list[Mark]
 
     @property
-    def box(self) -> _Box:
-        return _Box(self.x - _MARK, self.y - _MARK, 2 * _MARK, 2 * _MARK)
+    def box(self) -> Bbox:
+        return Bbox.from_bounds(self.x - _MARK, self.y - _MARK, 2 * _MARK, 2 * _MARK)
 
 
 def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
@@ -72,14 +56,12 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
         box = _free(spot, _DIGIT * len(text), taken)
         taken.append(box)
         first = spot.marks[0]
-        far = (
-            max(abs(box.left + box.width / 2 - spot.x) - box.width / 2, abs(box.bottom + box.height / 2 - spot.y))
-            > 3 * _MARK
-        )
+        across, up = (box.x0 + box.x1) / 2 - spot.x, (box.y0 + box.y1) / 2 - spot.y
+        far = max(abs(across) - box.width / 2, abs(up)) > 3 * _MARK
         note = panel.annotate(
             text,
             (first.x, first.y),
-            xytext=(box.left - spot.x, box.bottom - spot.y + 1),
+            xytext=(box.x0 - spot.x, box.y0 - spot.y + 1),
             textcoords="offset points",
             size=7,
             color=first.colour if len({mark.colour for mark in spot.marks}) == 1 else style.INK,
@@ -88,14 +70,14 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
         note.set_in_layout(False)
 
 
-def _free(spot: _Spot, width: float, taken: list[_Box]) -> _Box:
+def _free(spot: _Spot, width: float, taken: list[Bbox]) -> Bbox:
     """Return the nearest free place for a label of that width beside a spot; the last one tried if there is none."""
     box = spot.box
     for distance in (_MARK + 1, 2 * _MARK, 4 * _MARK, 6 * _MARK, 8 * _MARK):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
             left = spot.x + across * distance - (width if across < 0 else 0 if across else width / 2)
             bottom = spot.y + up * distance - (_LINE if up < 0 else 0 if up else _LINE / 2)
-            box = _Box(left, bottom, width, _LINE)
-            if not any(box.meets(other) for other in taken):
+            box = Bbox.from_bounds(left, bottom, width, _LINE)
+            if not any(box.fully_overlaps(other) for other in taken):
                 return box
     return box

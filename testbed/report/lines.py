@@ -78,14 +78,11 @@ def differences(
     """Return the difference of each curve from the same seed in `base` (seed -> step -> loss); empty where that is
     missing.
     """
-    return [
-        [
-            point._replace(loss=point.loss - base[run.seed][point.step])
-            for point in curve
-            if point.step in base.get(run.seed, {})
-        ]
-        for run, curve in zip(runs, curves, strict=True)
-    ]
+    less = []
+    for run, curve in zip(runs, curves, strict=True):
+        known = base.get(run.seed, {})
+        less.append([point._replace(loss=point.loss - known[point.step]) for point in curve if point.step in known])
+    return less
 
 
 def floors(group: Group) -> list[float]:
@@ -124,9 +121,8 @@ def _key(group: Group) -> list[Handle]:
     mean = "" if not widths or widths == [1] else f", mean of {' or '.join(map(str, widths))} steps"
     key: list[Handle] = [Line2D([], [], color=MUTED, label=f"training loss{mean}")]
     if seeds > 1:
-        key.append(
-            Patch(facecolor=MUTED, alpha=0.3, label=f"lowest to highest of {seeds} seeds; the line is the median")
-        )
+        band = f"lowest to highest of {seeds} seeds; the line is the median"
+        key.append(Patch(facecolor=MUTED, alpha=0.3, label=band))
     elif mean:
         key.append(Line2D([], [], color=MUTED, alpha=0.45, lw=0.8, label="each step"))
     key.append(Line2D([], [], color=MUTED, ls="none", marker="o", label="validation loss"))
@@ -220,9 +216,8 @@ def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
     left.set_ylabel(f"loss, nats per {group.token}")
     right.set_title("difference from fp32 (above 0 is worse)")
     if not train:
-        right.text(
-            0.5, 0.5, "no finished fp32 run to compare with", transform=right.transAxes, ha="center", color=MUTED
-        )
+        how: Any = {"transform": right.transAxes, "ha": "center", "color": MUTED}
+        right.text(0.5, 0.5, "no finished fp32 run to compare with", **how)
     for axes in (left, right):
         axes.set_xlabel("optimiser steps")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

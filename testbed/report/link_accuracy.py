@@ -24,17 +24,8 @@ FAILED = " !"
 """The mark after a cell that is out of tolerance."""
 _COLUMNS: tuple[AccuracyColumn, ...] = ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
 HEADINGS = ("rate", "delay", "processors", "RTT", "goodput", "256 KiB", "4 MiB", "queue", "verdict")
-LOSS_HEADINGS = (
-    "loss model",
-    "processors",
-    "asked",
-    "lost up",
-    "lost down",
-    "burst asked",
-    "burst up",
-    "burst down",
-    "verdict",
-)
+_LOSS, _BURST = ("asked", "lost up", "lost down"), ("burst asked", "burst up", "burst down")
+LOSS_HEADINGS = ("loss model", "processors", *_LOSS, *_BURST, "verdict")
 AGREEMENT_HEADINGS = ("quantity", "compared", "furthest apart", "at", "verdict")
 
 
@@ -130,10 +121,8 @@ def _count(result: PointResult, column: AccuracyColumn, way: str, form: str) -> 
     measurement = next((m for m in column_measurements(result, column) if m.direction == way), None)
     if measurement is None or measurement.measured is None:
         return "-" if measurement is None else "none" + FAILED
-    text = form.format(measurement.measured) + (
-        f" ± {form.format(measurement.tolerance)}" if measurement.tolerance is not None else ""
-    )
-    return text + (FAILED if measurement.verdict == "FAIL" else "")
+    known = [value for value in (measurement.measured, measurement.tolerance) if value is not None]
+    return " ± ".join(map(form.format, known)) + (FAILED if measurement.verdict == "FAIL" else "")
 
 
 def agreement_rows(first: Accuracy, second: Accuracy) -> list[tuple[str, ...]]:
@@ -153,12 +142,10 @@ def agreement_rows(first: Accuracy, second: Accuracy) -> list[tuple[str, ...]]:
 def machine_line(accuracy: Accuracy) -> str:
     """Say where and when it was measured, in one line."""
     about = accuracy.machine
-    guest = " (the guest kernel)" if about.get("guest_kernel") else ""
+    guest, taken = " (the guest kernel)" if about.get("guest_kernel") else "", str(about.get("taken_at"))[:10]
     cores = about.get("cores")
     processor = f"{about.get('cpu_model') or 'unknown processor'}, {cores} processor{'' if cores == 1 else 's'}"
-    return (
-        f"engine {accuracy.engine}: {processor}, Linux {about.get('kernel')}{guest}, {str(about.get('taken_at'))[:10]}"
-    )
+    return f"engine {accuracy.engine}: {processor}, Linux {about.get('kernel')}{guest}, {taken}"
 
 
 _METHOD = f"""# How true the links are
@@ -181,16 +168,13 @@ def accuracy_page(grids: Sequence[Accuracy]) -> str:
     """Write docs/accuracy.md."""
     parts = [_METHOD]
     for grid in grids:
-        parts.append(
-            f"## Engine {grid.engine}\n\n{machine_line(grid)}\n\n{markdown_table(HEADINGS, accuracy_rows(grid))}"
-        )
+        table = markdown_table(HEADINGS, accuracy_rows(grid))
+        parts.append(f"## Engine {grid.engine}\n\n{machine_line(grid)}\n\n{table}")
         if lossy := loss_accuracy_rows(grid):
             parts.append(markdown_table(LOSS_HEADINGS, lossy))
     if len(grids) == 2:
-        accepted = (
-            f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed "
-            "with both:"
-        )
+        accepted = f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms"
+        compared = f"{accepted}, in times and rates of the links that passed with both:"
         table = markdown_table(AGREEMENT_HEADINGS, agreement_rows(*grids))
-        parts.append(f"## The engines against each other\n\n{accepted}\n\n{table}")
+        parts.append(f"## The engines against each other\n\n{compared}\n\n{table}")
     return "\n".join(parts)

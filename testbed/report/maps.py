@@ -275,7 +275,7 @@ def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings
         axes.set_xlabel("rate of a link, Mbit/s (G: Gbit/s)")
         if number % 3 == 0:
             axes.set_ylabel("delay of a link, one way, ms")
-    canvas.laid_out(figure)
+    figure.draw_without_rendering()  # lays it out: how wide a cell is decides whether a name fits into it
     return figure, panels
 
 

@@ -64,9 +64,8 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
     sweep = results.last_sweep(experiment)
     runs_read = collect.read_runs(collect.latest(experiment, sweep.cells))
     if not runs_read:
-        raise ResultsError(
-            f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again"
-        )
+        lost = "holds no run of its last sweep, so there is nothing to report; run the sweep again"
+        raise ResultsError(f"{experiment} {lost}")
     folder = results.make_folder(results.make_folder(page.parent) / "figures")
     groups = collect.groups(runs_read)
     shown = tables.result_tables(groups)
@@ -137,9 +136,8 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
                     drawing = gantt.gantt(chosen.typical, look, settings_line(group), f"gantt-{cell_id}")
                 save_drawing(drawing, results.make_folder(folder), drawing.name)
                 return folder / f"{drawing.name}.png"
-    raise UnknownNameError(
-        "cell", cell_id, (result.cell.id for group in groups for e in group.entries for result in e.results)
-    )
+    entries = [entry for group in groups for entry in group.entries]
+    raise UnknownNameError("cell", cell_id, (result.cell.id for entry in entries for result in entry.results))
 
 
 def draw_figures(group: Group, foot: str, *, same_maths: bool) -> list[Drawing]:

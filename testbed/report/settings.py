@@ -45,7 +45,6 @@ def _distinct(values: Iterable[str]) -> list[str]:
 def settings_words(group: Group) -> str:
     """Describe a group in lines: pipeline and transport; compute and timing; tuned settings; the machine."""
     cell = group.entries[0].cell
-    counts = _distinct(entry.count for entry in group.entries if entry.ok)
     lines = [f"engine {cell.engine}; {pipeline_words(cell)}; {_transport(group)}"]
     lines += [f"compute {compute_words(cell)}"]
     if cell.timing == "played":
@@ -57,28 +56,22 @@ def settings_words(group: Group) -> str:
         for key, values in group.own.items()
     ]
     lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
-    machines = _distinct(
-        words for entry in group.entries for result in entry.results if (words := machine_words(result.run.environment))
-    )
-    lines.append(
-        f"{'; '.join(machines) or 'the machine was not recorded'}; "
-        f"{listed(counts) + ' of each codec' if counts else 'no run'}"
-    )
-    return "\n".join(lines)
+    environments = [result.run.environment for entry in group.entries for result in entry.results]
+    machines = _distinct(filter(None, map(machine_words, environments)))
+    return "\n".join([*lines, f"{'; '.join(machines) or 'the machine was not recorded'}; {_counts(group)}"])
 
 
 def settings_line(group: Group) -> str:
     """Describe a group in a line, for the small print of a figure."""
     cell = group.entries[0].cell
-    counts = _distinct(entry.count for entry in group.entries if entry.ok)
     dilated = f", {cell.compute.dilation} times slower than reported" if cell.compute.dilation > 1 else ""
-    words = [
-        pipeline_words(cell),
-        f"compute {cell.compute.mode}{dilated}",
-        f"{cell.timing} on the {cell.clock} clock",
-        f"{listed(counts)} of each codec" if counts else "no run",
-    ]
-    return "; ".join(words)
+    how = f"compute {cell.compute.mode}{dilated}; {cell.timing} on the {cell.clock} clock"
+    return f"{pipeline_words(cell)}; {how}; {_counts(group)}"
+
+
+def _counts(group: Group) -> str:
+    counts = _distinct(entry.count for entry in group.entries if entry.ok)
+    return f"{listed(counts)} of each codec" if counts else "no run"
 
 
 def _codec_cost_words(cell: Cell) -> str:
@@ -101,12 +94,8 @@ def _words(job: Parallelism, cell: Cell) -> str:
 @_words.register
 def _pipeline_words(asked: PipelineSpec, cell: Cell) -> str:
     in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
-    words = [
-        f"{cell.topology} of {asked.stages} stages",
-        asked.schedule,
-        f"{asked.microbatches} micro-batches per step",
-        f"{in_flight} in flight",
-    ]
+    words = [f"{cell.topology} of {asked.stages} stages", asked.schedule]
+    words += [f"{asked.microbatches} micro-batches per step", f"{in_flight} in flight"]
     words += [f"accumulated {asked.accumulation} times"] if asked.accumulation > 1 else []
     words += ["activations recomputed"] if asked.recompute else []
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []

@@ -13,25 +13,9 @@ from testbed.metrics import PipelineStep
 from testbed.report.gantt import Bar, bars, row_names
 from testbed.spec import Cell
 
-KINDS = (
-    ("forward", "forward"),
-    ("backward", "backward"),
-    ("local", "local step"),
-    ("encode", "encode, decode"),
-    ("update", "update"),
-    ("wire", "waits: input under way"),
-    ("wait", "waits for another stage"),
-)
-"""Class of a bar and its name, for a legend."""
 _WIDTH, _LEFT, _ROW, _FOOT = 960, 70, 24, 34
 """In units of the picture, which are pixels on a wide screen."""
 _DIGIT = 7
-
-
-def step_kinds(cell: Cell) -> list[tuple[str, str]]:
-    """Return those of `KINDS` that a cell's steps may have."""
-    others = {"forward", "backward", "local"} - set(cell.parallelism.computes)
-    return [kind for kind in KINDS if kind[0] not in others]
 
 
 def step_svg(step: PipelineStep, cell: Cell) -> str:

@@ -89,8 +89,28 @@ def _ratio(cell: _Cell) -> str:
     return MISSING if ratio is None else f"{three(ratio)}x"
 
 
-def _decimals(value: float | None, digits: int) -> str:
-    return MISSING if value is None else f"{value:.{digits}f}"
+def _decimals(name: str, digits: int) -> Callable[[_Cell], str]:
+    """Show a number of Summary with so many decimals."""
+
+    def text(cell: _Cell) -> str:
+        value = getattr(cell.summary, name)
+        return MISSING if value is None else f"{value:.{digits}f}"
+
+    return text
+
+
+def _bytes(name: str) -> Callable[[_Cell], str]:
+    """Show a size of Summary in the report's unit."""
+    return lambda cell: cell.units.scaled_bytes(getattr(cell.summary, name))
+
+
+def _some(name: str) -> Callable[[Sequence[Group]], bool]:
+    """Say whether any entry has that number of Summary."""
+    return lambda groups: any(getattr(summary, name) is not None for summary in _summaries(groups))
+
+
+def _gain_over(baseline: str) -> Callable[[_Cell], str]:
+    return lambda cell: gain(cell.group, cell.network, cell.entry, baseline)
 
 
 def _certificate(cell: _Cell) -> str:
@@ -106,48 +126,34 @@ def _summaries(groups: Sequence[Group]) -> list[Summary]:
 
 COLUMNS: tuple[ResultColumn, ...] = (
     ResultColumn("step", "{step}", "step\n{step}", _step),
-    ResultColumn(
-        "speed-up", f"over {BASELINE}", f"vs\n{BASELINE}", lambda cell: gain(cell.group, cell.network, cell.entry)
-    ),
+    ResultColumn("speed-up", f"over {BASELINE}", f"vs\n{BASELINE}", _gain_over(BASELINE)),
     ResultColumn(
         "speed-up",
         f"over {SECOND_BASELINE}",
         f"vs\n{SECOND_BASELINE}",
-        lambda cell: gain(cell.group, cell.network, cell.entry, SECOND_BASELINE),
+        _gain_over(SECOND_BASELINE),
         needed=lambda groups: any(SECOND_BASELINE in group.codecs for group in groups),
     ),
     ResultColumn("throughput", "{token}s/s", "", lambda cell: three(cell.summary.tokens_per_s)),
-    ResultColumn(
-        "payload",
-        "{bytes}/step",
-        "payload\n{bytes}/step",
-        lambda cell: cell.units.scaled_bytes(cell.summary.payload_bytes_per_step),
-    ),
-    ResultColumn(
-        "wire",
-        "{bytes}/step",
-        "wire\n{bytes}/step",
-        lambda cell: cell.units.scaled_bytes(cell.summary.wire_bytes_per_step),
-    ),
+    ResultColumn("payload", "{bytes}/step", "payload\n{bytes}/step", _bytes("payload_bytes_per_step")),
+    ResultColumn("wire", "{bytes}/step", "wire\n{bytes}/step", _bytes("wire_bytes_per_step")),
     ResultColumn("compression", "raw/payload", "ratio\nto fp32", _ratio),
-    ResultColumn(
-        "validation loss", "nats/{token}", "val.\nloss", lambda cell: _decimals(cell.summary.validation_loss, 4)
-    ),
+    ResultColumn("validation loss", "nats/{token}", "val.\nloss", _decimals("validation_loss", 4)),
     ResultColumn(
         "accuracy",
         "of test images",
         "accu-\nracy",
-        lambda cell: _decimals(cell.summary.validation_accuracy, 4),
-        needed=lambda groups: any(summary.validation_accuracy is not None for summary in _summaries(groups)),
+        _decimals("validation_accuracy", 4),
+        needed=_some("validation_accuracy"),
     ),
     ResultColumn(
         "the same, uncompressed",
         "nats/{token}",
         "un-\ncompr.",
-        lambda cell: _decimals(cell.summary.uncompressed_loss, 4),
-        needed=lambda groups: any(summary.uncompressed_loss is not None for summary in _summaries(groups)),
+        _decimals("uncompressed_loss", 4),
+        needed=_some("uncompressed_loss"),
     ),
-    ResultColumn("efficiency", "ideal/measured", "effi-\nciency", lambda cell: _decimals(cell.summary.efficiency, 2)),
+    ResultColumn("efficiency", "ideal/measured", "effi-\nciency", _decimals("efficiency", 2)),
     ResultColumn("certificate", "", "\ncert.", _certificate, numeric=False),
 )
 """Every number of the table, in order. To show another metric, add its row."""
@@ -238,10 +244,8 @@ def terminal_table(runs: Iterable[Run]) -> Table:
             for row in rows:
                 if row.entry.ok:
                     texts = [text for column, text in zip(columns, row.cells, strict=True) if column.short]
-                    drawn.add_row(
-                        _mark(row.entry),
-                        *(Text(text, style="bold" if row.best and i < 2 else "") for i, text in enumerate(texts)),
-                    )
+                    bold = ["bold" if row.best and place < 2 else "" for place in range(len(texts))]
+                    drawn.add_row(_mark(row.entry), *map(Text, texts, bold))
                 else:
                     drawn.add_row(Text(f"  {row.entry.cell.codec}", style="red"), Text("-", style="red"))
     drawn.caption = "\n".join(_notes(groups, tables))

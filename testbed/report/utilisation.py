@@ -53,10 +53,10 @@ class Series(NamedTuple):
     @property
     def share(self) -> float | None:
         """The share of what was asked; None as above."""
+        if self.asked_bps is None:
+            return None
         lengths = np.diff(self.edges_s)
-        return (
-            None if self.asked_bps is None else self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
-        )
+        return self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
 
 
 def _asked(profile: LinkProfile, way: LinkDirection, edges_ns: Sequence[int]) -> Floats | None:
@@ -126,13 +126,9 @@ def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
     hit = shown.dropped > 0
     axes.plot(middles[hit], np.full(int(hit.sum()), 0.94 * top), ls="none", marker="|", ms=6, mew=0.9, color=INK)
     axes.set_title(f"{shown.link} {shown.way}: {shown.profile.name}", size=9, pad=15)
-    words = [f"mean {shown.mean_bps / unit:.3g} Mbit/s"]
-    if shown.share is not None:
-        words.append(f"{100 * shown.share:.0f} % of asked")
-    elif shown.profile.pipe(shown.way) is None:
-        words.append("unshaped")
-    else:
-        words.append("its trace's file is gone")
+    unknown = "unshaped" if shown.profile.pipe(shown.way) is None else "its trace's file is gone"
+    share = unknown if shown.share is None else f"{100 * shown.share:.0f} % of asked"
+    words = [f"mean {shown.mean_bps / unit:.3g} Mbit/s", share]
     if total := int(shown.dropped.sum()):
         words.append(f"{total:,} dropped")
     small_print(axes, ", ".join(words), 4)
@@ -174,9 +170,8 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
                 axes.set_ylabel("Mbit/s", size=8)
         for axes in panels[-2:]:
             axes.set_xlabel("time since the run began, s", size=8)
-        yield Drawing(
-            f"utilisation-{number}", title, _caption(result, len(everything) // 2, len(shown) // 2, shown), figure
-        )
+        caption = _caption(result, len(everything) // 2, len(shown) // 2, shown)
+        yield Drawing(f"utilisation-{number}", title, caption, figure)
 
 
 def _finding(every: Sequence[Series]) -> str:
@@ -191,11 +186,8 @@ def _finding(every: Sequence[Series]) -> str:
 
 def _caption(result: Result, links: int, shown: int, shown_series: Sequence[Series]) -> str:
     width = float(np.median(np.diff(shown_series[0].edges_s)))
-    way = (
-        "up leads to the hub, down to the stage"
-        if result.cell.topology == "star"
-        else "up leads towards the last stage, down back"
-    )
+    star = result.cell.topology == "star"
+    way = "up leads to the hub, down to the stage" if star else "up leads towards the last stage, down back"
     more = "" if shown == links else f" The {shown} of {links} links that carried most."
     stands = "certified" if result.certified else "not certified"
     return (

@@ -81,10 +81,8 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
     output = tmp_path / "figures"
     said = draw(FOLDER, home, output)
     summary_frame = pandas.read_csv(output / "summary.csv").set_index("arm")
-    assert {
-        (row.codec, None if pandas.isna(row.training_sequences) else row.training_sequences)
-        for row in summary_frame.itertuples()
-    } == arms
+    shares = summary_frame.training_sequences.astype(object).where(summary_frame.training_sequences.notna(), None)
+    assert {*zip(summary_frame.codec, shares, strict=True)} == arms
     assert "Arms that ran with one seed over two networks: 1; their losses differ by 0." in said
     for arm, row in summary_frame.iterrows():
         assert f"| {arm} |" in said

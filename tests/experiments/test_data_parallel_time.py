@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from testbed.sweep import conduct, plan
-from tests.commands import Command
+from tests.commands import Command, module_beside
 
 FOLDER = Command.shipped / "data_parallel_time"
 CYCLES = 6
 
 
 def test_live_runs_go_on_after_the_windows_have_grown(tmp_path: Path) -> None:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import live
-    finally:
-        sys.path.remove(str(FOLDER))
     experiment = plan.load_experiment("data_parallel_time")
     cells = conduct.make_agenda(experiment, "netem", plan.Choice(False, []), tmp_path, clock="virtual").cells
-    for cell in (cell for cell in cells if not live.decides(cell)):
-        training = cell.training
-        assert training.warmup_steps >= live.settled_after(cell)
-        assert training.steps == training.warmup_steps + CYCLES * cell.cycle + 1
+    with module_beside(FOLDER, "live") as live:
+        for cell in (cell for cell in cells if not live.decides(cell)):
+            training = cell.training
+            assert training.warmup_steps >= live.settled_after(cell)
+            assert training.steps == training.warmup_steps + CYCLES * cell.cycle + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,7 @@ from testbed.play.player import Player
 from testbed.policies.cycle import steady_cycle_s
 from testbed.policies.deco import DecoChoice
 from testbed.replicas.leader import ratio_of
-from tests.commands import Command
+from tests.commands import Command, module_beside
 from tests.play.fake_network import fake
 
 FOLDER = Command.shipped / "deco_varying"
@@ -23,14 +22,8 @@ REACHED = ((DecoChoice(1, 0.001), 100.0), (DecoChoice(0, 0.03), 99.0))
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import timeline as found
-
+    with module_beside(FOLDER, "timeline") as found:
         yield found
-    finally:
-        sys.path.remove(str(FOLDER))
-        sys.modules.pop("timeline", None)
 
 
 def arm_of(model: ModuleType, name: str, **changes: Any) -> Any:

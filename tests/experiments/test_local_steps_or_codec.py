@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,25 +10,20 @@ import pytest
 
 from testbed.errors import ResultsError
 from testbed.report import experiments
-from tests.commands import Command
+from tests.commands import Command, module_beside
 
 FOLDER = Command.shipped / "local_steps_or_codec"
 
 
-def test_every_method_is_played_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from methods import METHODS
-
-    monkeypatch.delitem(sys.modules, "methods")
+def test_every_method_is_played_as_it_trains() -> None:
+    variants = tomllib.loads((FOLDER / "cells.toml").read_text(encoding="utf8"))["grid"]["map"]["variants"]
     stated = {
-        each["label"]["method"]: (
-            each["exchange"],
-            each.get("staleness", 0),
-            each.get("local_iterations", 1),
-        )
-        for each in tomllib.loads((FOLDER / "cells.toml").read_text(encoding="utf8"))["grid"]["map"]["variants"]
+        each["label"]["method"]: (each["exchange"], each.get("staleness", 0), each.get("local_iterations", 1))
+        for each in variants
     }
-    assert stated == {row.name: (row.exchange, row.method.staleness, row.method.local_steps) for row in METHODS}
+    with module_beside(FOLDER, "methods") as module:
+        rows = module.METHODS
+    assert stated == {row.name: (row.exchange, row.method.staleness, row.method.local_steps) for row in rows}
 
 
 def test_a_message_that_was_played_at_another_size_is_refused(tmp_path: Path) -> None:

@@ -30,10 +30,8 @@ def test_bits_for_layers_and_steps_take_at_most_the_bytes_of_uniform_ones_and_ar
         found = list(tables.searched())
         assert {each[0] for each in found} == set(tables.steps)
         for steps, budget, cells, search in found:
-            ours, uniform = (
-                tables.setting(steps, cells, search, budget),
-                tables.setting(steps, "all", "uniform", budget),
-            )
+            ours = tables.setting(steps, cells, search, budget)
+            uniform = tables.setting(steps, "all", "uniform", budget)
             assert (ours.sent_bytes.to_numpy() <= uniform.sent_bytes.to_numpy() + 1).all()
             assert list(ours.seed) == list(uniform.seed)
         assert len(figures.denoising_figures.draw(tables).axes) == len(tables.steps) + 1

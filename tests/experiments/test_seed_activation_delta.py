@@ -96,9 +96,8 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
     said = draw(FOLDER, home, output)
     summary_frame = pandas.read_csv(output / "summary.csv")
     arms = experiments.runs_frame(home)[["codec", "profile"]].drop_duplicates()
-    assert set(arms.itertuples(index=False, name=None)) == set(
-        summary_frame[["codec", "profile"]].itertuples(index=False, name=None)
-    )
+    drawn = summary_frame[["codec", "profile"]]
+    assert {*arms.itertuples(index=False, name=None)} == {*drawn.itertuples(index=False, name=None)}
     assert len(summary_frame) == len(asked)  # one seed: a cell is an arm
     assert summary_frame[["validation_loss", "mean_step_s", "both_mb", "wire_mb"]].gt(0).all(axis=None)
     assert (summary_frame.forward_mb < summary_frame.both_mb).all()

@@ -55,11 +55,8 @@ def stop(*asked: object) -> None:
 
 def alter_an_absence(folder: Path) -> None:
     """Let another replica be away in one step of `ALTERED`, as a new play of its steps may find."""
-    (cell,) = {
-        row["cell"]
-        for row in csv_rows.read_records(folder / "cells.csv")
-        if f"{row['label.method']}, with churn" == ALTERED
-    }
+    cells = csv_rows.read_records(folder / "cells.csv")
+    (cell,) = {row["cell"] for row in cells if f"{row['label.method']}, with churn" == ALTERED}
     rows = csv_rows.read_records(folder / "rounds.csv")
     row = next(row for row in rows if row["cell"] == cell and not row["away"])
     row["away"] = "1"

@@ -32,11 +32,8 @@ def test_the_full_form_differs_in_codec_network_and_seed_alone() -> None:
 
 def test_the_constraint_and_the_learning_rate_are_crossed() -> None:
     experiment = plan.load_experiment(NAME)
-    stated = {
-        (variant["codec"], variant["optimiser"]["learning_rate"])
-        for variant in experiment.variants
-        if "optimiser" in variant
-    }
+    tuned = [variant for variant in experiment.variants if "optimiser" in variant]
+    stated = {(variant["codec"], variant["optimiser"]["learning_rate"]) for variant in tuned}
     codecs, rates = {codec for codec, _ in stated}, {rate for _, rate in stated}
     assert codecs == {"subspace(fp32)", "subspace-free(fp32)"}
     assert len(rates) == 2
@@ -50,10 +47,8 @@ def test_every_codec_but_the_baselines_sends_an_eighth_of_one() -> None:
     for codec in {variant["codec"] for variant in experiment.variants}:
         nominal = placement.parse_placement(codec).nominal_bits
         if "powersgd" in codec:  # its table entry states a typical shape, here is ours
-            rank, tokens = (
-                int(codec.split("(")[1].rstrip(")")),
-                cell.workload.batch_size // 4 * cell.workload.sequence_length,
-            )
+            rank = int(codec.split("(")[1].rstrip(")"))
+            tokens = cell.workload.batch_size // 4 * cell.workload.sequence_length
             nominal = 16 * rank * (1 / 128 + 1 / tokens)
         assert nominal == pytest.approx(sent.get(codec, 4), rel=0.07), codec
 
@@ -74,16 +69,14 @@ def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> Non
     assert np.isfinite(curves.loss).all()
     for _, same in curves.groupby(["codec", "seed", "phase", "step"]):
         assert same.loss.nunique() == 1  # whatever the network
+    # fp32 coordinates on the wire: there is nothing to leave out
     constrained = curves[curves.codec == "subspace(inner=fp32)"].groupby("phase").loss.last()
-    assert (
-        constrained["evaluation"] == constrained["uncompressed"]
-    )  # fp32 coordinates on the wire: there is nothing to leave out
+    assert constrained["evaluation"] == constrained["uncompressed"]
 
     table = pandas.read_csv(output / "summary.csv")
     assert set(zip(table.codec, table.profile, strict=True)) == arms
-    assert table.wire_bytes_per_step.to_numpy() == pytest.approx(
-        (table.frame_bytes_per_step + table.header_bytes_per_step).to_numpy(), rel=0.01
-    )
+    explained = (table.frame_bytes_per_step + table.header_bytes_per_step).to_numpy()
+    assert table.wire_bytes_per_step.to_numpy() == pytest.approx(explained, rel=0.01)
     assert (table.frame_bytes_per_step >= table.payload_bytes_per_step).all()
     fp32, others = table[table.codec == "fp32"], table[table.codec != "fp32"]
     assert (fp32.bits_per_value - 32).abs().max() < 0.1

@@ -33,18 +33,13 @@ def test_every_table_can_be_made(experiment: Path) -> None:
     for table, described in columns.TABLES.items():
         names = [column.name for column in described]
         assert len(names) == len(set(names))
-        found = {
-            name
-            for run in runs_to_export(experiment)
-            for row in rows.MAKERS[table](rows.RecordedRun(run))
-            for name in row
-        }
+        recorded = map(rows.RecordedRun, runs_to_export(experiment))
+        found = {name for run in recorded for row in rows.MAKERS[table](run) for name in row}
         assert found <= set(names), f"{table} makes values that no column holds: {found - set(names)}"
         known = {"compute.forward_ns", "compute.backward_ns", "compute.update_ns", "compute.source"}  # of paced cells
         known.add("workload.weights")  # of cells that begin with trained weights
-        known |= {
-            f"codec_rates.{name}" for name in CodecRates.model_fields
-        }  # of cells whose codecs cost a device's time
+        # of cells whose codecs cost a device's time
+        known |= {f"codec_rates.{name}" for name in CodecRates.model_fields}
         known |= {name for name in names if name.startswith("data.")}  # of data parallel cells
         known.add("lost")  # of asynchronous cells
         known |= {"workload.images", "workload.alpha", "validation_accuracy"}  # of cells that learn images
@@ -85,9 +80,7 @@ def test_runs_hold_their_summaries(experiment: Path) -> None:
 
 
 def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> None:
-    run = next(
-        run for run in runs_to_export(experiment) if (summary := run.summary) is not None and summary.status == "ok"
-    )
+    run = next(run for run in runs_to_export(experiment) if run.summary and run.summary.status == "ok")
     stages = [run.steps(stage) for stage in range(run.cell.pipeline.stages)]
     steps, frames, losses = (table_files.pandas_frame(table, [run]) for table in ("steps", "frames", "losses"))
     assert len(steps) == sum(len(records) for records in stages)
@@ -96,11 +89,9 @@ def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> N
     assert (spent <= steps.stage_end_s - steps.stage_begin_s + 1e-9).all()
     whole = steps[steps.stage == 0]
     assert whole.begin_s.to_numpy()[1:] == pytest.approx((whole.begin_s + whole.step_s).to_numpy()[:-1])
-    every = [
-        (stage, record, sent) for stage, records in enumerate(stages) for record in records for sent in record.sent
-    ]
+    every = [sent for records in stages for record in records for sent in record.sent]
     assert len(frames) == len(every)
-    assert frames.payload_bytes.sum() == sum(sent.payload_bytes for _, _, sent in every)
+    assert frames.payload_bytes.sum() == sum(sent.payload_bytes for sent in every)
     assert (frames.received_s > frames.first_byte_s).all()
     assert ((frames.receiver - frames.sender == 1) == (frames.direction == "forward")).all()
     sizes = frames.groupby(["phase", "step", "sender"]).frame_bytes.sum()

@@ -10,6 +10,7 @@ import pytest
 from testbed.export import export, runs_to_export
 from testbed.results import Run
 
+Traces = list[tuple[Run, dict[str, Any]]]
 REQUIRED = {
     "X": {"name", "ts", "dur", "pid", "tid"},
     "M": {"name", "pid", "tid", "args"},
@@ -19,21 +20,16 @@ REQUIRED |= {phase: {"name", "cat", "id", "ts", "pid", "tid"} for phase in "besf
 
 
 @pytest.fixture(scope="module")
-def traces(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("perfetto")
-    written = export(experiment, "perfetto", folder)
-    assert len(written) == len(runs_to_export(experiment))
-    return {path.stem: json.loads(path.read_text()) for path in written}
+def traces(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    """Each run with its timeline."""
+    runs, written = runs_to_export(experiment), export(experiment, "perfetto", tmp_path_factory.mktemp("perfetto"))
+    assert [path.stem for path in written] == [f"{run.folder.parent.name}-{run.folder.name}" for run in runs]
+    return [(run, json.loads(path.read_text())) for run, path in zip(runs, written, strict=True)]
 
 
-def _run(experiment: Path, stem: str) -> Run:
-    cell_id, _, number = stem.rpartition("-run-")
-    return Run(experiment / cell_id / f"run-{number}")
-
-
-def test_events_follow_the_format(traces: dict[str, dict[str, Any]]) -> None:
+def test_events_follow_the_format(traces: Traces) -> None:
     """Check the Trace Event Format: what each phase must have, ordered times, a name for every process and thread."""
-    for trace in traces.values():
+    for _, trace in traces:
         events = trace["traceEvents"]
         for event in events:
             assert REQUIRED[event["ph"]] <= event.keys(), event
@@ -46,8 +42,8 @@ def test_events_follow_the_format(traces: dict[str, dict[str, Any]]) -> None:
             assert event["ph"] in "MC" or ("thread_name", event["pid"], event["tid"]) in named
 
 
-def test_slices_of_a_thread_nest(traces: dict[str, dict[str, Any]]) -> None:
-    for trace in traces.values():
+def test_slices_of_a_thread_nest(traces: Traces) -> None:
+    for _, trace in traces:
         threads: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for event in trace["traceEvents"]:
             if event["ph"] == "X":
@@ -61,9 +57,8 @@ def test_slices_of_a_thread_nest(traces: dict[str, dict[str, Any]]) -> None:
                 around.append(end)
 
 
-def test_frames_begin_and_end_once_and_arrows_lead_forward(experiment: Path, traces: dict[str, dict[str, Any]]) -> None:
-    for stem, trace in traces.items():
-        run = _run(experiment, stem)
+def test_frames_begin_and_end_once_and_arrows_lead_forward(traces: Traces) -> None:
+    for run, trace in traces:
         count = sum(len(record.sent) for stage in range(run.cell.pipeline.stages) for record in run.steps(stage))
         for first, last in ("be", "sf"):
             times: dict[str, dict[int, float]] = {first: {}, last: {}}
@@ -76,17 +71,14 @@ def test_frames_begin_and_end_once_and_arrows_lead_forward(experiment: Path, tra
             assert all(times[first][number] <= times[last][number] for number in times[first])
 
 
-def test_a_timeline_is_as_long_as_its_run(experiment: Path, traces: dict[str, dict[str, Any]]) -> None:
-    for stem, trace in traces.items():
-        run = _run(experiment, stem)
-        steps = [
-            event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] in ("train", "evaluation")
-        ]
+def test_a_timeline_is_as_long_as_its_run(traces: Traces) -> None:
+    for run, trace in traces:
+        slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        steps = [event for event in slices if event["cat"] in ("train", "evaluation")]
         records = [record for stage in range(run.cell.pipeline.stages) for record in run.steps(stage)]
         length = max(record.end_ns for record in records) - min(record.start_ns for record in records)
-        assert max(event["ts"] + event["dur"] for event in steps) - min(
-            event["ts"] for event in steps
-        ) == pytest.approx(length / 1e3)
+        first, last = min(event["ts"] for event in steps), max(event["ts"] + event["dur"] for event in steps)
+        assert last - first == pytest.approx(length / 1e3)
         assert trace["otherData"]["timing"] == run.cell.timing
         assert trace["otherData"]["cell"] == run.cell.id
         size = len(json.dumps(trace, separators=(",", ":")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,11 +85,23 @@ def test_a_tuned_setting_sets_no_group_apart_and_is_said(seeds: Path) -> None:
     assert "of each codec's own: optimiser.learning_rate fp32 0.001, bf16 0.001, int8 0.002" in settings_words(group)
 
 
-def test_a_setting_that_codecs_share_sets_groups_apart(tmp_path: Path) -> None:
-    for rate, codec in itertools.product((1e-3, 2e-3), ("fp32", "int8")):
-        add(tmp_path, seeded(cell(codec, HOME), 1, learning_rate=rate), 1)
+@pytest.mark.parametrize(
+    ("field", "values", "changed"),
+    [
+        ("optimiser.learning_rate", (0.001, 0.002), lambda what, rate: seeded(what, 1, learning_rate=rate)),
+        ("pipeline.in_flight", (1, 3), lambda what, depth: cell(what.codec, HOME, schedule="1f1b", in_flight=depth)),
+        ("topology", ("line", "star"), lambda what, shape: cell(what.codec, HOME, topology=shape)),
+    ],
+)
+def test_a_setting_that_codecs_share_sets_groups_apart(
+    tmp_path: Path, field: str, values: tuple[Any, Any], changed: Callable[[Cell, Any], Cell]
+) -> None:
+    for value, codec in itertools.product(values, ("fp32", "int8")):
+        what = changed(cell(codec, HOME), value)
+        write_run(tmp_path, what, Pipeline(HOME, topology=what.topology))
     groups = collect.groups(collect.read_runs(latest(tmp_path)))
-    assert [group.label for group in groups] == ["optimiser.learning_rate = 0.001", "optimiser.learning_rate = 0.002"]
+    assert [group.label for group in groups] == [f"{field} = {value}" for value in values]
+    assert all(group.codecs == ("fp32", "int8") for group in groups)
 
 
 def test_comparisons_are_those_of_metrics(seeds: Path) -> None:

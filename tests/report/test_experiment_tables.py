@@ -71,9 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tables(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> experiment_tables.Tables:
     output = tmp_path_factory.mktemp("output")
     experiment_tables.write_tables(folder, output)
-    assert sorted(path.name for path in output.iterdir()) == [
-        f"{name}.csv" for name in sorted(experiment_tables.Tables._fields)
-    ]
+    assert {path.name for path in output.iterdir()} == {f"{name}.csv" for name in experiment_tables.Tables._fields}
     return experiment_tables.read_tables(output)
 
 
@@ -146,12 +144,9 @@ def test_what_ended_at_the_floor_is_named(tables: experiment_tables.Tables) -> N
     said = experiment_verdicts.floor_sentence(tables.seeds)
     low = {row.codec for row in tables.seeds.itertuples() if row.validation_loss > 6.8}
     assert said.startswith("Unigram floor: 6.90 nats.") if low else "more than 0.1 nats below" in said
-    deep = tables.seeds.assign(validation_loss=5.0)
-    assert "Every run ended more than 0.1 nats below the unigram floor, 6.90" in experiment_verdicts.floor_sentence(
-        deep
-    )
-    high = tables.seeds.assign(validation_loss=6.85)
-    assert "int8" in experiment_verdicts.floor_sentence(high)
+    deep, high = (experiment_verdicts.floor_sentence(tables.seeds.assign(validation_loss=loss)) for loss in (5.0, 6.85))
+    assert "Every run ended more than 0.1 nats below the unigram floor, 6.90" in deep
+    assert "int8" in high
 
 
 def test_a_table_for_a_readme_shows_verdicts_and_only_columns_that_tell_something(

@@ -56,17 +56,15 @@ def test_what_states_a_value_stands_apart_and_what_was_chosen_stays_together(swe
 
 
 def test_the_floor_is_drawn_where_it_lies_within_the_axis_and_named_in_the_caption(swept: Path) -> None:
-    (group,) = [
-        g for g in collect.groups(collect.read_runs(collect.latest(swept))) if RATE in g.own and "as" in g.label
-    ]
+    groups = collect.groups(collect.read_runs(collect.latest(swept)))
+    (group,) = [group for group in groups if RATE in group.own and "as" in group.label]
     known = lines.floors(group)
     assert known == sorted(known)
     drawing = lines.loss_against_time(group, "settings")
     (axes,) = drawing.figure.axes
     low, high = axes.get_ylim()
-    drawn = {
-        line.get_ydata()[0] for line in axes.lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2
-    }
+    level = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 2]
+    drawn = {ends[0] for ends in level if ends[0] == ends[1]}
     assert {floor for floor in known if low <= floor <= high} <= drawn
     for floor in known:
         assert f"{floor:.2f}" in drawing.caption

@@ -225,12 +225,9 @@ def test_a_long_name_is_cut_in_its_middle() -> None:
     assert len(shortened(name, 40)) <= 40
 
 
-def test_other_topologies_are_not_compared(tmp_path: Path) -> None:
+def test_links_of_a_line_are_named_by_their_boundary(tmp_path: Path) -> None:
     link = profile("home", pipe(80_000_000, 1_000_000), pipe(80_000_000, 1_000_000))
-    for topology in ("star", "line"):
-        write_run(tmp_path, cell("fp32", link, topology=topology), Pipeline(link, topology=topology))
-    groups = collect.groups(collect.read_runs(latest(tmp_path)))
-    assert [group.label for group in groups] == ["topology = line", "topology = star"]
+    write_run(tmp_path, cell("fp32", link, topology="line"), Pipeline(link, topology="line"))
     assert "boundary-1 up" in write_report(tmp_path, tmp_path / "report.html").read_text()
 
 

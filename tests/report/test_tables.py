@@ -82,16 +82,6 @@ def test_missing_numbers_are_dashes(tmp_path: Path) -> None:
     assert row.split().count("-") == 3  # no fp32 to compare with, either
 
 
-def test_other_settings_are_not_compared(tmp_path: Path) -> None:
-    link = profile("home", pipe(80_000_000, 1_000_000), pipe(80_000_000, 1_000_000))
-    for depth in (1, 3):
-        for codec in ("fp32", "int8"):
-            write_run(tmp_path, cell(codec, link, schedule="1f1b", in_flight=depth), Pipeline(link))
-    groups = collect.groups(collect.read_runs(latest(tmp_path)))
-    assert [group.label for group in groups] == ["pipeline.in_flight = 1", "pipeline.in_flight = 3"]
-    assert all(group.codecs == ("fp32", "int8") for group in groups)
-
-
 def test_two_profiles_of_one_name_stay_apart(tmp_path: Path) -> None:
     for delay in (1, 2):
         link = profile("home", pipe(80_000_000, delay), pipe(80_000_000, delay))
