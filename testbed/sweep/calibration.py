@@ -7,6 +7,7 @@ the sources that are timed. So a second sweep, or a fresh clone, has the same nu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -248,18 +249,17 @@ def _measure(
 ) -> None:
     """Time what is missing, and keep it."""
     by_name = {recipe.id: recipe for recipe in missing}
-    texts: dict[Workload, Tokens] = {}
+    text_of = functools.cache(prepare)
     subjects = []
     for recipe in by_name.values():
-        if recipe.workload not in texts:
-            texts[recipe.workload] = prepare(recipe.workload)
+        tokens = text_of(recipe.workload)
         shared = keys.maths(recipe)
         subjects.append(
             Subject(
                 name=recipe.id,
                 recipe=recipe,
-                vocabulary=texts[recipe.workload].vocabulary,
-                tokens=str(texts[recipe.workload].path),
+                vocabulary=tokens.vocabulary,
+                tokens=str(tokens.path),
                 maths=shared.stem,
                 maths_known=not again and _read(shared, _KeptMaths) is not None,
             )
