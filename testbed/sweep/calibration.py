@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -112,29 +112,18 @@ def calibrate(
         check_trainable(recipe)
     keys = _Keys()
     subjects = {recipe.id: timed(recipe) for recipe in wanted.values()}
-    missing = {
-        keys.subject(subject): subject for subject in subjects.values() if again or keys.kept(subject, again) is None
-    }
+    missing = {keys.subject(one): one for one in subjects.values() if again or keys.kept(one) is None}
     if missing and budget_s > 0:
         with hold_machine():
             _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
-    stages: dict[str, tuple[StageCosts, ...]] = {}
-    replicas: dict[str, ReplicaCosts] = {}
-    jobs: dict[str, tuple[PlaceCosts, ...]] = {}
+    costs: dict[str, dict[str, Any]] = {"recipes": {}, "replicas": {}, "jobs": {}}
     dates = []
     for name, subject in subjects.items():
-        if (kept := keys.kept(subject, False)) is None:
-            continue  # with nothing to spend
-        costs, dated = kept
-        if isinstance(costs, ReplicaCosts):
-            replicas[name] = costs
-        elif subject.job is not None:
-            jobs[name] = cast(tuple[PlaceCosts, ...], costs)
-        else:
-            stages[name] = cast(tuple[StageCosts, ...], costs)
-        dates.append(dated)
-    taken_at = max(dates, default=_now())
-    return Calibration(taken_at=taken_at, machine=describe_machine(), recipes=stages, replicas=replicas, jobs=jobs)
+        if (kept := keys.kept(subject)) is not None:  # None: with nothing to spend
+            kind, found, dated = kept
+            costs[kind][name] = found
+            dates.append(dated)
+    return Calibration(taken_at=max(dates, default=_now()), machine=describe_machine(), **costs)
 
 
 def _checked(given: Calibration, wanted: dict[str, Recipe]) -> Calibration:
@@ -151,13 +140,8 @@ class _Keys:
 
     def __init__(self) -> None:
         machine = describe_machine()
-        self._here: dict[str, Any] = {
-            "cpu_model": machine["cpu_model"],
-            "cores": machine["cores"],
-            "kernel": machine["kernel"],
-            "python": machine["python"],
-            "torch": machine["versions"]["torch"],
-        }
+        self._here: dict[str, Any] = {name: machine[name] for name in ("cpu_model", "cores", "kernel", "python")}
+        self._here["torch"] = machine["versions"]["torch"]
         self._sources = {kind: _hash_of_sources(folders) for kind, (_, folders) in _PROGRAMS.items()}
         self._folder = paths.cache_folder() / "calibrations"
 
@@ -169,29 +153,26 @@ class _Keys:
         """Return the file of the maths that it shares with others."""
         return self._file("maths", subject.model_copy(update={"codec": "none", **_without_answer(subject)}), "")
 
-    def kept(
-        self, subject: Recipe, again: bool
-    ) -> tuple[tuple[StageCosts, ...] | ReplicaCosts | tuple[PlaceCosts, ...], str] | None:
-        """Return a subject's durations, and when the latest were taken; None where any are missing."""
-        own = None if again else _read(self.subject(subject), _KeptSubject)
+    def kept(self, subject: Recipe) -> tuple[str, object, str] | None:
+        """Return the field of `Calibration` that a subject's durations belong in, these, and when the latest were
+        taken; None where any are missing.
+        """
+        own = _read(self.subject(subject), _KeptSubject)
         if own is None:
             return None
-        taken_at = own.taken_at
         if subject.job is not None:
-            return cast(tuple[PlaceCosts, ...], own.codecs), taken_at
+            return "jobs", own.codecs, own.taken_at
         maths: tuple[StageMaths | WorkerMaths, ...] | None = own.maths
+        taken_at = own.taken_at
         if maths is None:
             shared = _read(self.maths(subject), _KeptMaths)
             if shared is None:
                 return None
             maths, taken_at = shared.maths, max(taken_at, shared.taken_at)
         if subject.data is not None:
-            return ReplicaCosts.model_validate({"workers": maths, "messages": own.codecs}), taken_at
-        costs = tuple(
-            StageCosts.model_validate({**dict(stage), **dict(codec)})
-            for stage, codec in zip(maths, own.codecs, strict=True)
-        )
-        return costs, taken_at
+            return "replicas", ReplicaCosts.model_validate({"workers": maths, "messages": own.codecs}), taken_at
+        stages = [dict(stage) | dict(codec) for stage, codec in zip(maths, own.codecs, strict=True)]
+        return "recipes", tuple(map(StageCosts.model_validate, stages)), taken_at
 
     def _file(self, kind: str, subject: Recipe, more: str) -> Path:
         here = self._here | {"sources": self._sources[_kind(subject)]}
