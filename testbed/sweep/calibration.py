@@ -67,7 +67,6 @@ _SHARE = 0.8
 """Of the memory that is available, what a calibration may take."""
 _MESSAGE: TypeAdapter[CalibrationDone | CalibrationRound] = TypeAdapter(CalibrationDone | CalibrationRound)
 _Kept = TypeVar("_Kept", bound=Frozen)
-Progress = Callable[[CalibrationRound], None]
 
 
 class _KeptSubject(Frozen):
@@ -91,7 +90,6 @@ def calibrate(
     recipes: Iterable[Recipe],
     *,
     prepare: Callable[[Workload], Tokens],
-    progress: Progress = lambda message: None,
     budget_s: float = BUDGET_S,
     again: bool = False,
     given: Calibration | None = None,
@@ -115,7 +113,7 @@ def calibrate(
     missing = {keys.subject(one): one for one in subjects.values() if again or keys.kept(one) is None}
     if missing and budget_s > 0:
         with hold_machine():
-            _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
+            _measure(list(missing.values()), keys, prepare, budget_s, again)
     costs: dict[str, dict[str, Any]] = {"recipes": {}, "replicas": {}, "jobs": {}}
     dates = []
     for name, subject in subjects.items():
@@ -224,7 +222,6 @@ def _measure(
     missing: Sequence[Recipe],
     keys: _Keys,
     prepare: Callable[[Workload], Tokens],
-    progress: Progress,
     budget_s: float,
     again: bool,
 ) -> None:
@@ -251,7 +248,7 @@ def _measure(
         if not own:
             continue
         share_s = budget_s * len(own) / len(subjects)
-        done = _run(module, CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None), progress)
+        done = _run(module, CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None))
         now = _now()
         for name, maths in done.maths.items():
             results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
@@ -280,7 +277,7 @@ def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
     return tuple(map(tuple, groups))
 
 
-def _run(module: str, job: CalibrationJob, progress: Progress) -> CalibrationDone:
+def _run(module: str, job: CalibrationJob) -> CalibrationDone:
     """Run a program on the processor that idles most."""
     before = read_processors()
     time.sleep(_LOOK_S)
@@ -291,9 +288,7 @@ def _run(module: str, job: CalibrationJob, progress: Progress) -> CalibrationDon
 
     def hear(task: Task, line: str) -> None:
         message = _MESSAGE.validate_json(line)
-        if isinstance(message, CalibrationRound):
-            progress(message)
-        else:
+        if isinstance(message, CalibrationDone):
             heard.append(message)
 
     try:
