@@ -65,13 +65,7 @@ class Sampler:
                 local=connection.local,
                 remote=connection.remote,
                 congestion_control=connection.congestion_control,
-                rtt_us=connection.info.rtt_us,
-                cwnd_packets=connection.info.cwnd_packets,
-                unacked_packets=connection.info.unacked_packets,
-                retransmits=connection.info.retransmits,
-                delivery_rate_bps=connection.info.delivery_rate_bps,
-                bytes_acked=connection.info.bytes_acked,
-                bytes_received=connection.info.bytes_received,
+                **connection.info.fields_of(SocketSample),
             )
             for node, diagnosis in self._diagnoses
             for connection in diagnosis.connections()

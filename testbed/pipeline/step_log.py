@@ -206,12 +206,5 @@ def socket_record(sock: socket.socket, peer: Side | int) -> SocketRecord:
     return SocketRecord(
         peer=peer,
         congestion_control=algorithm.split(b"\0", 1)[0].decode(),
-        rtt_us=info.rtt_us,
-        min_rtt_us=info.min_rtt_us,
-        cwnd_packets=info.cwnd_packets,
-        bytes_sent=info.bytes_sent,
-        bytes_retransmitted=info.bytes_retransmitted,
-        segments_out=info.segments_out,
-        segments_in=info.segments_in,
-        retransmits=info.retransmits,
+        **info.fields_of(SocketRecord),
     )
