@@ -45,9 +45,9 @@ class WorkloadSpec(Frozen):
     fp32. Images are learned in fp32."""
 
     @property
-    @abstractmethod
     def batch_tokens(self) -> int:
         """Tokens, or images, in a batch."""
+        return self.batch_size
 
 
 class TextSpec(WorkloadSpec):
@@ -90,11 +90,6 @@ class ImagesSpec(WorkloadSpec):
     alpha: float | None = Field(default=None, gt=0)
     """Of the Dirichlet distribution that workers' mixes of classes are drawn from (`workloads.shards`): the smaller,
     the fewer classes each has; None: classes are mixed alike."""
-
-    @property
-    def batch_tokens(self) -> int:
-        """Images in a batch."""
-        return self.batch_size
 
 
 def _kind_of_workload(workload: object) -> str | None:
@@ -323,11 +318,6 @@ class DataParallelSpec(Parallelism):
         """The workers' names, and that of a star's server."""
         workers = tuple(f"worker {worker}" for worker in range(self.workers))
         return (*workers, "server") if self.exchange == "star" else workers
-
-    @property
-    def nodes(self) -> int:
-        """Workers, and a star's server."""
-        return len(self.places)
 
     @property
     def cycle(self) -> int:
