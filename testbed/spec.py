@@ -77,6 +77,11 @@ class TextSpec(WorkloadSpec):
         return self.batch_size * self.sequence_length
 
 
+PREPARED_BY: Final = "text", "model", "sequence_length", "batch_size", "validation_batches", "training_sequences"
+"""What decides a prepared text: its tokens come from the text and the model's tokenizer; the rest only decides whether
+it is long enough."""
+
+
 class ImagesSpec(WorkloadSpec):
     """A small network learns to name labelled images, in data parallel training; an evaluation scores all test images.
 

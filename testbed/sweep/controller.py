@@ -17,7 +17,7 @@ from testbed.errors import StageError, TestbedError
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
 from testbed.records import RunCertificates, StageCosts
-from testbed.spec import Cell, ImagesSpec, TextSpec, Workload, recipe_of
+from testbed.spec import PREPARED_BY, Cell, ImagesSpec, TextSpec, Workload, recipe_of
 from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
 from testbed.sweep.environment import hold_machine
 from testbed.sweep.interrupt import Interrupt
@@ -139,11 +139,13 @@ def prepare(workload: Workload) -> Tokens:
     """
     if isinstance(workload, ImagesSpec):
         return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
-    options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
-    options += ["--sequence-length", str(workload.sequence_length), "--batch-size", str(workload.batch_size)]
-    options += ["--validation-batches", str(workload.validation_batches)]
-    if workload.training_sequences is not None:
-        options += ["--training-sequences", str(workload.training_sequences)]
+    stated = {name: getattr(workload, name) for name in PREPARED_BY} | {"cache": paths.cache_folder()}
+    options = [
+        part
+        for name, value in stated.items()
+        if value is not None
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     attempt = f"prepare the text {workload.text!r}"
     lines = run_program(
         "testbed.workloads.prepare", *options, attempt=attempt, failure=StageError, **paths.as_invoking_user()
