@@ -21,8 +21,7 @@ from pathlib import Path
 from testbed import paths
 from testbed.errors import CapabilityError, GuestKernelError
 from testbed.process import ROOT, start_program
-from testbed.results import locked
-from testbed.vm.debian import check_machine, download, make_folder, package_version, put_in_place, unpack
+from testbed.vm.debian import check_machine, download, locked, make_folder, package_version, put_in_place, unpack
 from testbed.vm.guest import try_kernel
 from testbed.vm.kernel import GuestKernel, find_kernel, seal
 

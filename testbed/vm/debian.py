@@ -6,12 +6,14 @@ are, and no root is needed. The folder is filled aside and renamed when it is wh
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from testbed import paths
@@ -125,3 +127,15 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         paths.give_to_user(folder)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends.
+
+    Not that of `results`: this folder is imported by guests' Pythons, which have no pydantic.
+    """
+    with path.open("a") as file:
+        paths.give_to_user(path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 
 from testbed.errors import SpecError
-from testbed.results import locked
 from testbed.vm.build import BUILD_COMMAND, clock_folder, find_clock_kernel, recipe
-from testbed.vm.debian import make_folder, put_in_place
+from testbed.vm.debian import locked, make_folder, put_in_place
 from testbed.vm.kernel import MANIFEST, GuestKernel, find_kernel
 
 _MEMBERS = (MANIFEST, "linux")
