@@ -45,9 +45,9 @@ class WorkloadSpec(Frozen):
     fp32. Images are learned in fp32."""
 
     @property
-    @abstractmethod
     def batch_tokens(self) -> int:
         """Tokens, or images, in a batch."""
+        return self.batch_size
 
 
 class TextSpec(WorkloadSpec):
@@ -77,6 +77,11 @@ class TextSpec(WorkloadSpec):
         return self.batch_size * self.sequence_length
 
 
+PREPARED_BY: Final = "text", "model", "sequence_length", "batch_size", "validation_batches", "training_sequences"
+"""What decides a prepared text: its tokens come from the text and the model's tokenizer; the rest only decides whether
+it is long enough."""
+
+
 class ImagesSpec(WorkloadSpec):
     """A small network learns to name labelled images, in data parallel training; an evaluation scores all test images.
 
@@ -90,11 +95,6 @@ class ImagesSpec(WorkloadSpec):
     alpha: float | None = Field(default=None, gt=0)
     """Of the Dirichlet distribution that workers' mixes of classes are drawn from (`workloads.shards`): the smaller,
     the fewer classes each has; None: classes are mixed alike."""
-
-    @property
-    def batch_tokens(self) -> int:
-        """Images in a batch."""
-        return self.batch_size
 
 
 def _kind_of_workload(workload: object) -> str | None:
@@ -323,11 +323,6 @@ class DataParallelSpec(Parallelism):
         """The workers' names, and that of a star's server."""
         workers = tuple(f"worker {worker}" for worker in range(self.workers))
         return (*workers, "server") if self.exchange == "star" else workers
-
-    @property
-    def nodes(self) -> int:
-        """Workers, and a star's server."""
-        return len(self.places)
 
     @property
     def cycle(self) -> int:

@@ -34,6 +34,10 @@ class TcpInfo(NamedTuple):
     """Payload of TCP, retransmissions included."""
     bytes_retransmitted: int
 
+    def fields_of(self, record: type) -> dict[str, int]:
+        """Return those of these numbers that a record states under the same names."""
+        return {name: value for name, value in self._asdict().items() if name in record.__annotations__}
+
 
 def read_tcp_info(sock: socket.socket) -> TcpInfo:
     """Read TCP_INFO of a connected socket. CapabilityError as `parse_tcp_info`."""

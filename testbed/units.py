@@ -10,58 +10,67 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import NamedTuple
 
 from testbed.errors import SpecError
 
-_RATE = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
-_TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-_SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_FLOPS = {"FLOP/s": 1, "MFLOP/s": 10**6, "GFLOP/s": 10**9, "TFLOP/s": 10**12}
-_BANDWIDTH = {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]+)\s*", re.ASCII)
 
 
-def _parse(text: object, units: dict[str, int], what: str, example: str, *, fold: bool) -> int:
-    if not isinstance(text, str) or not (match := _NUMBER.fullmatch(text)):
-        raise SpecError(f"{what} {text!r} is not a number with a unit; write for example {example!r}")
-    number, unit = match.groups()
-    if fold:
-        unit = {name.lower(): name for name in units}.get(unit.lower().removesuffix("/s"), unit)
-    if unit not in units:
-        raise SpecError(f"{what} {text!r} has the unit {match[2]!r}; known units: {', '.join(units)}")
-    value = Decimal(number) * units[unit]
-    if value != int(value):
-        smallest = next(iter(units))
-        raise SpecError(f"{what} {text!r} is not a whole number of {smallest}, the smallest unit; write fewer digits")
-    return int(value)
+class _Unit(NamedTuple):
+    """What a quantity is measured in."""
+
+    what: str
+    example: str
+    sizes: dict[str, int]
+    """By how units are written: how many of the base unit, which is the first."""
+    fold: bool = False
+    """Whether case does not matter, nor a `/s` at the end."""
+
+    def parse(self, text: object) -> int:
+        """Read what a file says as a number of the base unit. SpecError otherwise."""
+        what, units = self.what, self.sizes
+        if not isinstance(text, str) or not (match := _NUMBER.fullmatch(text)):
+            raise SpecError(f"{what} {text!r} is not a number with a unit; write for example {self.example!r}")
+        number, unit = match.groups()
+        if self.fold:
+            unit = {name.lower(): name for name in units}.get(unit.lower().removesuffix("/s"), unit)
+        if unit not in units:
+            raise SpecError(f"{what} {text!r} has the unit {match[2]!r}; known units: {', '.join(units)}")
+        value = Decimal(number) * units[unit]
+        if value != int(value):
+            smallest = next(iter(units))
+            raise SpecError(
+                f"{what} {text!r} is not a whole number of {smallest}, the smallest unit; write fewer digits"
+            )
+        return int(value)
+
+    def write(self, value: int) -> str:
+        """Write a value in the largest decimal unit that it reaches, with as many digits as it needs: `parse` reads it
+        back exactly.
+        """
+        units = {unit: size for unit, size in self.sizes.items() if not unit.endswith("iB")}  # powers of ten end
+        unit = max((u for u in units if units[u] <= value), key=units.__getitem__, default=next(iter(units)))
+        return f"{(Decimal(value) / units[unit]).normalize():f}{unit}"
 
 
-def parse_rate(text: object) -> int:
-    """Read `80Mbit`, `1.5Mbit/s`, `9600bit` as bits per second.
+_RATE = _Unit("rate", "80Mbit", {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}, fold=True)
+_TIME = _Unit("time", "25ms", {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9})
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE = _Unit("size", "256kB", {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, **_BINARY})
+_FLOPS = _Unit("speed", "8.1TFLOP/s", {"FLOP/s": 1, "MFLOP/s": 10**6, "GFLOP/s": 10**9, "TFLOP/s": 10**12})
+_BANDWIDTH = _Unit("bandwidth", "320GB/s", {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9})
 
-    Decimal prefixes; case does not matter. SpecError otherwise.
-    """
-    return _parse(text, _RATE, "rate", "80Mbit", fold=True)
-
-
-def parse_time(text: object) -> int:
-    """Read `25ms`, `0.5us`, `2s` as nanoseconds. SpecError otherwise."""
-    return _parse(text, _TIME, "time", "25ms", fold=False)
-
-
-def parse_size(text: object) -> int:
-    """Read `256kB`, `64KiB`, `1500B` as bytes. Case matters: `kb` could mean bits. SpecError otherwise."""
-    return _parse(text, _SIZE, "size", "256kB", fold=False)
-
-
-def parse_flops(text: object) -> int:
-    """Read `8.1TFLOP/s` as floating point operations per second. SpecError otherwise."""
-    return _parse(text, _FLOPS, "speed", "8.1TFLOP/s", fold=False)
-
-
-def parse_bandwidth(text: object) -> int:
-    """Read `320GB/s` as bytes per second. SpecError otherwise."""
-    return _parse(text, _BANDWIDTH, "bandwidth", "320GB/s", fold=False)
+parse_rate, write_rate = _RATE.parse, _RATE.write
+"""`80Mbit`, `1.5Mbit/s`, `9600bit`, as bits per second."""
+parse_time, write_time = _TIME.parse, _TIME.write
+"""`25ms`, `0.5us`, `2s`, as nanoseconds."""
+parse_size, write_size = _SIZE.parse, _SIZE.write
+"""`256kB`, `64KiB`, `1500B`, as bytes. Case matters: `kb` could mean bits."""
+parse_flops, write_flops = _FLOPS.parse, _FLOPS.write
+"""`8.1TFLOP/s`, as floating point operations per second."""
+parse_bandwidth, write_bandwidth = _BANDWIDTH.parse, _BANDWIDTH.write
+"""`320GB/s`, as bytes per second."""
 
 
 def parse_fraction(text: object) -> float:
@@ -71,43 +80,6 @@ def parse_fraction(text: object) -> float:
     if (value := Decimal(match[1])) > 100:
         raise SpecError(f"share {text!r} is more than 100%")
     return float(value / 100)
-
-
-def _exact(value: int, units: dict[str, int]) -> str:
-    """Write a value in the largest unit that it reaches, with as many digits as it needs.
-
-    The units are powers of ten, so they end.
-    """
-    unit = max((u for u in units if units[u] <= value), key=units.__getitem__, default=next(iter(units)))
-    return f"{(Decimal(value) / units[unit]).normalize():f}{unit}"
-
-
-_WRITTEN_SIZE = {unit: size for unit, size in _SIZE.items() if not unit.endswith("iB")}
-
-
-def write_rate(bps: int) -> str:
-    """Write 18_880_000 -> '18.88Mbit'; `parse_rate` reads it back exactly, to the bit."""
-    return _exact(bps, _RATE)
-
-
-def write_time(ns: int) -> str:
-    """Write 500 -> '500ns', 12_500_000 -> '12.5ms'; `parse_time` reads it back exactly, to the nanosecond."""
-    return _exact(ns, _TIME)
-
-
-def write_size(count: int) -> str:
-    """Write 256_000 -> '256kB'; `parse_size` reads it back exactly, to the byte."""
-    return _exact(count, _WRITTEN_SIZE)
-
-
-def write_flops(per_second: int) -> str:
-    """Write 8_100_000_000_000 -> '8.1TFLOP/s'; `parse_flops` reads it back."""
-    return _exact(per_second, _FLOPS)
-
-
-def write_bandwidth(per_second: int) -> str:
-    """Write 320_000_000_000 -> '320GB/s'; `parse_bandwidth` reads it back."""
-    return _exact(per_second, _BANDWIDTH)
 
 
 def write_fraction(share: float) -> str:

@@ -149,6 +149,7 @@ class _Server(forks.Forked):
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
+            assert self._handle is not None
             if not select.select([self._handle], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked server", timeout or 0.0)
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

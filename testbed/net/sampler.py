@@ -56,12 +56,17 @@ class Sampler:
             self._stack = stack.pop_all()
 
     def _sockets(self) -> tuple[SocketSample, ...]:
-        told = (
-            {"node": node, **connection._asdict(), **connection.info._asdict()}
+        return tuple(
+            SocketSample(
+                node=node,
+                local=connection.local,
+                remote=connection.remote,
+                congestion_control=connection.congestion_control,
+                **connection.info.fields_of(SocketSample),
+            )
             for node, diagnosis in self._diagnoses
             for connection in diagnosis.connections()
         )
-        return tuple(SocketSample(**{name: each[name] for name in SocketSample.model_fields}) for each in told)
 
     def _take(self) -> None:
         if self.samples % _CHECK_EVERY == 0:

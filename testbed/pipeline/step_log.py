@@ -217,5 +217,8 @@ def socket_record(sock: socket.socket, peer: Side | int) -> SocketRecord:
     """Read TCP_INFO of a connection, in a microsecond and without a packet. CapabilityError on a kernel before 4.19."""
     info = tcp_info.read_tcp_info(sock)
     algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    recorded = {name: value for name, value in info._asdict().items() if name in SocketRecord.model_fields}
-    return SocketRecord(peer=peer, congestion_control=algorithm.split(b"\0", 1)[0].decode(), **recorded)
+    return SocketRecord(
+        peer=peer,
+        congestion_control=algorithm.split(b"\0", 1)[0].decode(),
+        **info.fields_of(SocketRecord),
+    )

@@ -89,32 +89,19 @@ class Connections(Closing):
 
     def counters(self) -> tuple[NodeCounters, ...]:
         """Read what each node's devices have counted since the connections stood."""
-        return tuple(
-            NodeCounters(read.sent_bytes, read.received_bytes, read.sent_packets, read.received_packets)
-            for read in (counters.read() for counters in self._counters)
-        )
+        return tuple(NodeCounters(**dict(counters.read())) for counters in self._counters)
 
     def states(self) -> tuple[SocketState, ...]:
         """Read TCP_INFO of every socket."""
-        states = []
-        for (node, peer), sock in self.sockets.items():
-            told = read_tcp_info(sock)
-            states.append(
-                SocketState(
-                    node=node,
-                    peer=peer,
-                    congestion_control=self._algorithms[node, peer],
-                    rtt_us=told.rtt_us,
-                    min_rtt_us=told.min_rtt_us,
-                    cwnd_packets=told.cwnd_packets,
-                    bytes_sent=told.bytes_sent,
-                    bytes_retransmitted=told.bytes_retransmitted,
-                    segments_out=told.segments_out,
-                    segments_in=told.segments_in,
-                    retransmits=told.retransmits,
-                )
+        return tuple(
+            SocketState(
+                node=node,
+                peer=peer,
+                congestion_control=self._algorithms[node, peer],
+                **read_tcp_info(sock).fields_of(SocketState),
             )
-        return tuple(states)
+            for (node, peer), sock in self.sockets.items()
+        )
 
     def conditions(self) -> bytes:
         """Read what decides how every connection goes on, as far as the kernel shows it: TCP_INFO up to its totals.

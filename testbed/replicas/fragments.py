@@ -63,4 +63,4 @@ def message_shapes(data: DataParallelSpec, shapes: Sequence[Sequence[int]]) -> l
     fragments = fragment_shapes(shapes, data.fragments)
     if data.exchange == "all-reduce":
         return [[((length,),) for length in ring_parts(part, data.workers)] for part in fragments]
-    return [[tuple(tuple(shape) for shape in part)] * data.nodes for part in fragments]
+    return [[tuple(tuple(shape) for shape in part)] * len(data.places) for part in fragments]

@@ -20,6 +20,7 @@
 | `inside` | is what runs in such a guest: lab, stages and who follows them |
 | `controller` | makes the live runs on the real clock: certify, train, certify, summarise |
 | `session` | holds the lab and the stage hosts of one network |
+| `recording` | fills the folder of a run while it is made, whoever makes it |
 | `bounded_steps` | has the steps by which links are judged: a run's own, or the one that is expected |
 | `environment` | holds the machine and describes it |
 | `interrupt` | says what Ctrl-C means |

@@ -7,6 +7,7 @@ the sources that are timed. So a second sweep, or a fresh clone, has the same nu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -64,7 +65,6 @@ _SHARE = 0.8
 """Of the memory that is available, what a calibration may take."""
 _MESSAGE: TypeAdapter[CalibrationDone | CalibrationRound] = TypeAdapter(CalibrationDone | CalibrationRound)
 _Kept = TypeVar("_Kept", bound=Frozen)
-Progress = Callable[[CalibrationRound], None]
 
 
 class _KeptSubject(Frozen):
@@ -88,7 +88,6 @@ def calibrate(
     recipes: Iterable[Recipe],
     *,
     prepare: Callable[[Workload], Tokens],
-    progress: Progress = lambda message: None,
     budget_s: float = BUDGET_S,
     again: bool = False,
     given: Calibration | None = None,
@@ -109,29 +108,18 @@ def calibrate(
         check_trainable(recipe)
     keys = _Keys()
     subjects = {recipe.id: timed(recipe) for recipe in wanted.values()}
-    missing = {
-        keys.subject(subject): subject for subject in subjects.values() if again or keys.kept(subject, again) is None
-    }
+    missing = {keys.subject(one): one for one in subjects.values() if again or keys.kept(one) is None}
     if missing and budget_s > 0:
         with hold_machine():
-            _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
-    stages: dict[str, tuple[StageCosts, ...]] = {}
-    replicas: dict[str, ReplicaCosts] = {}
-    jobs: dict[str, tuple[PlaceCosts, ...]] = {}
+            _measure(list(missing.values()), keys, prepare, budget_s, again)
+    costs: dict[str, dict[str, Any]] = {"recipes": {}, "replicas": {}, "jobs": {}}
     dates = []
     for name, subject in subjects.items():
-        if (kept := keys.kept(subject, False)) is None:
-            continue  # with nothing to spend
-        costs, dated = kept
-        if isinstance(costs, ReplicaCosts):
-            replicas[name] = costs
-        elif subject.job is not None:
-            jobs[name] = cast(tuple[PlaceCosts, ...], costs)
-        else:
-            stages[name] = cast(tuple[StageCosts, ...], costs)
-        dates.append(dated)
-    taken_at = max(dates, default=_now())
-    return Calibration(taken_at=taken_at, machine=describe_machine(), recipes=stages, replicas=replicas, jobs=jobs)
+        if (kept := keys.kept(subject)) is not None:  # None: with nothing to spend
+            kind, found, dated = kept
+            costs[kind][name] = found
+            dates.append(dated)
+    return Calibration(taken_at=max(dates, default=_now()), machine=describe_machine(), **costs)
 
 
 def _checked(given: Calibration, wanted: dict[str, Recipe]) -> Calibration:
@@ -148,13 +136,8 @@ class _Keys:
 
     def __init__(self) -> None:
         machine = describe_machine()
-        self._here: dict[str, Any] = {
-            "cpu_model": machine["cpu_model"],
-            "cores": machine["cores"],
-            "kernel": machine["kernel"],
-            "python": machine["python"],
-            "torch": machine["versions"]["torch"],
-        }
+        self._here: dict[str, Any] = {name: machine[name] for name in ("cpu_model", "cores", "kernel", "python")}
+        self._here["torch"] = machine["versions"]["torch"]
         self._sources = {kind: _hash_of_sources(folders) for kind, folders in _SOURCES.items()}
         self._folder = paths.cache_folder() / "calibrations"
 
@@ -166,29 +149,26 @@ class _Keys:
         """Return the file of the maths that it shares with others."""
         return self._file("maths", subject.model_copy(update={"codec": "none", **_without_answer(subject)}), "")
 
-    def kept(
-        self, subject: Recipe, again: bool
-    ) -> tuple[tuple[StageCosts, ...] | ReplicaCosts | tuple[PlaceCosts, ...], str] | None:
-        """Return a subject's durations, and when the latest were taken; None where any are missing."""
-        own = None if again else _read(self.subject(subject), _KeptSubject)
+    def kept(self, subject: Recipe) -> tuple[str, object, str] | None:
+        """Return the field of `Calibration` that a subject's durations belong in, these, and when the latest were
+        taken; None where any are missing.
+        """
+        own = _read(self.subject(subject), _KeptSubject)
         if own is None:
             return None
-        taken_at = own.taken_at
         if subject.job is not None:
-            return cast(tuple[PlaceCosts, ...], own.codecs), taken_at
+            return "jobs", own.codecs, own.taken_at
         maths: tuple[StageMaths | WorkerMaths, ...] | None = own.maths
+        taken_at = own.taken_at
         if maths is None:
             shared = _read(self.maths(subject), _KeptMaths)
             if shared is None:
                 return None
             maths, taken_at = shared.maths, max(taken_at, shared.taken_at)
         if subject.data is not None:
-            return ReplicaCosts.model_validate({"workers": maths, "messages": own.codecs}), taken_at
-        costs = tuple(
-            StageCosts.model_validate({**dict(stage), **dict(codec)})
-            for stage, codec in zip(maths, own.codecs, strict=True)
-        )
-        return costs, taken_at
+            return "replicas", ReplicaCosts.model_validate({"workers": maths, "messages": own.codecs}), taken_at
+        stages = [dict(stage) | dict(codec) for stage, codec in zip(maths, own.codecs, strict=True)]
+        return "recipes", tuple(map(StageCosts.model_validate, stages)), taken_at
 
     def _file(self, kind: str, subject: Recipe, more: str) -> Path:
         here = self._here | {"sources": self._sources[_kind(subject)]}
@@ -240,24 +220,22 @@ def _measure(
     missing: Sequence[Recipe],
     keys: _Keys,
     prepare: Callable[[Workload], Tokens],
-    progress: Progress,
     budget_s: float,
     again: bool,
 ) -> None:
     """Time what is missing, and keep it."""
     by_name = {recipe.id: recipe for recipe in missing}
-    texts: dict[Workload, Tokens] = {}
+    text_of = functools.cache(prepare)
     subjects = []
     for recipe in by_name.values():
-        if recipe.workload not in texts:
-            texts[recipe.workload] = prepare(recipe.workload)
+        tokens = text_of(recipe.workload)
         shared = keys.maths(recipe)
         subjects.append(
             Subject(
                 name=recipe.id,
                 recipe=recipe,
-                vocabulary=texts[recipe.workload].vocabulary,
-                tokens=str(texts[recipe.workload].path),
+                vocabulary=tokens.vocabulary,
+                tokens=str(tokens.path),
                 maths=shared.stem,
                 maths_known=not again and _read(shared, _KeptMaths) is not None,
             )
@@ -268,7 +246,7 @@ def _measure(
         if not own:
             continue
         share_s = budget_s * len(own) / len(subjects)
-        done = _run(CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None), progress)
+        done = _run(CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None))
         now = _now()
         for name, maths in done.maths.items():
             results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
@@ -292,7 +270,7 @@ def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
     return tuple(map(tuple, groups))
 
 
-def _run(job: CalibrationJob, progress: Progress) -> CalibrationDone:
+def _run(job: CalibrationJob) -> CalibrationDone:
     """Run a program on the processor that idles most."""
     before = read_processors()
     time.sleep(_LOOK_S)
@@ -303,9 +281,7 @@ def _run(job: CalibrationJob, progress: Progress) -> CalibrationDone:
 
     def hear(task: Task, line: str) -> None:
         message = _MESSAGE.validate_json(line)
-        if isinstance(message, CalibrationRound):
-            progress(message)
-        else:
+        if isinstance(message, CalibrationDone):
             heard.append(message)
 
     try:

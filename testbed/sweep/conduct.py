@@ -234,15 +234,12 @@ def final_loss(folder: Path, cell: Cell) -> float | None:
 def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
     """Return what sweep.json keeps of the agenda; `command` is what was typed."""
     asked = agenda.experiment
+    stated = {name: getattr(asked, name) for name in ("question", "repeats", "order", "order_seed", "compare")}
     return SweepRecord(
-        question=asked.question,
+        **stated,
         command=command,
         cells=tuple(cell.id for cell in agenda.cells),
-        repeats=asked.repeats,
-        order=asked.order,
-        order_seed=asked.order_seed,
         tuned=agenda.tuning is not None,
-        compare=asked.compare,
         marks={cell.id: point.mark for point, cell in agenda.resolved if point.mark},
         stated=tuple(
             dict.fromkeys(cell.id for point, cell in agenda.resolved if asked.tune and asked.tune.field in point.stated)

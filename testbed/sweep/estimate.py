@@ -79,7 +79,8 @@ class Estimator:
             return RunEstimate(mean(past.extended(cell.training.steps) for past in nearest), "runs over its network")
         if self._host is None and not isinstance(cell.compute, Paced):
             return None
-        return RunEstimate(self._modelled(cell), "a model")
+        steps = cell.training.steps if cell.timing == "played" else _steps(cell)
+        return RunEstimate(_AROUND_S + self._step_s(cell) * steps, "a model")
 
     def training_s(self, recipe: Recipe) -> float:
         """Estimate how long a recipe is trained in one process, on one core; `host` must be there."""
@@ -92,10 +93,6 @@ class Estimator:
         parts = of.pipeline.microbatches * of.pipeline.accumulation
         parts *= of.parallelism.batches_per_step
         return parts * (sum(real.forward_ns) + sum(real.backward_ns)) / 1e9
-
-    def _modelled(self, cell: Cell) -> float:
-        steps = cell.training.steps if cell.timing == "played" else _steps(cell)
-        return _AROUND_S + self._step_s(cell) * steps
 
     def _step_s(self, cell: Cell) -> float:
         """Estimate a step in the lab: what takes longest of the schedule, this machine's cores and the slowest link,

@@ -6,12 +6,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
+from typing import Self
+
+from testbed.closing import Closing
 
 MESSAGE = "finishing the running step; press Ctrl-C again to stop at once"
 
 
-class Interrupt:
+class Interrupt(Closing):
     """Takes SIGINT over, in the main thread of a program; a context manager. It is raised as ever, but not while
     `patient`.
     """
@@ -41,13 +44,12 @@ class Interrupt:
         self.asked = True
         self._say(MESSAGE)
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python gives no signals
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Give SIGINT back."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)

@@ -7,6 +7,7 @@ Inside are only the lab and the stages (`inside`); texts, certificates and summa
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import sys
@@ -22,7 +23,7 @@ from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.pipeline.memory import available_memory, predict_live_memory
 from testbed.profiles import LinkProfile
 from testbed.records import Certificate
-from testbed.spec import Cell, Workload, recipe_of
+from testbed.spec import Cell, recipe_of
 from testbed.sweep import playing
 from testbed.sweep.controller import floor_of, prepare
 from testbed.sweep.environment import hold_folder
@@ -55,10 +56,9 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
     with hold_folder(folder), playing.clock_kernel(means, progress) as kernel:
         for cell in runs:
             check_memory(cell)
-        prepared: dict[Workload, Tokens] = {}
+        tokens = functools.cache(prepare)
         for cell in runs:
-            if cell.workload not in prepared:
-                prepared[cell.workload] = prepare(cell.workload)
+            tokens(cell.workload)
         guest_kernel = kernel()
         assert guest_kernel is not None  # live cells are on the virtual clock only where there is one
         links = playing.certified(runs, guest_kernel, len(os.sched_getaffinity(0)))
@@ -67,7 +67,7 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
             progress.begin(cell)
             runner = _Runner(folder, cell, progress)
             try:
-                runner.make(guest_kernel, prepared[cell.workload], seeds.take(cell), links)
+                runner.make(guest_kernel, tokens(cell.workload), seeds.take(cell), links)
             except BaseException as error:
                 runner.close(error)
                 if not isinstance(error, TestbedError):

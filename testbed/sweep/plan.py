@@ -172,7 +172,7 @@ def _read(content: Mapping[str, Any], path: Path) -> Experiment:
 def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
     """Return the experiment with what --quick, --set and --repeats change in it."""
     where = str(experiment.path)
-    content = {name: getattr(experiment, name) for name in Experiment.model_fields}
+    content = dict(experiment)
     if choice.quick:
         if not experiment.quick:
             raise SpecError(f"{where} has no [quick] table, so --quick has no meaning for it")

@@ -321,50 +321,8 @@ def play_missing(
     planned: Iterable[Planned], folder: Path, kernel: GuestKernel, *, say: Callable[[str], None], guests: int = 1
 ) -> None:
     """Make the results that are missing in `folder`. LabError where a cell cannot be played; the others are kept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder):
-        kept = folder / _FOLDER
-        kept.mkdir(exist_ok=True)
-        missing = {p.cell.id: p.cell for p in planned if not _file(folder, p.cell).exists()}
-        say(f"{len(missing)} cells are missing")
-        for cell in missing.values():
-            if not cell.play:
-                results.write_json(_file(folder, cell), PredictionResult(**compute_ideal(cell), step_ns=None))
-        for left in folder.glob(f"{_ASIDE}*"):  # by a program that was killed: we hold the folder
-            shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
-            _play(folder, [cell for cell in missing.values() if cell.play], Path(aside), kernel, say, guests)
-
-
-def _play(
-    folder: Path,
-    cells: Sequence[PredictionCell],
-    aside: Path,
-    kernel: GuestKernel,
-    say: Callable[[str], None],
-    guests: int,
-) -> None:
-    jobs = []
-    for cell in cells:
-        trace = aside / f"{cell.id}.trace"
-        cell.shape.trace(cell.steps, cell.scale).write(trace)
-        lab = LabSpec(
-            topology=cell.topology,
-            profiles=tuple(_scaled(profile, cell.scale) for profile in cell.profiles),
-            nodes=cell.shape.nodes,
-            engine="netem",
-            engine_reason="all that the guest has",
-        )
-        jobs.append(
-            PlayJob(
-                trace=trace,
-                lab=lab,
-                link_seed=cell.link_seed,
-                output=aside / f"{cell.id}.played",
-                prove_steady=cell.steps >= 2 * (cell.shape.period or 1),  # in less nothing is there again
-            )
-        )
-    errors = []
+    (folder / _FOLDER).mkdir(parents=True, exist_ok=True)
+    errors = list[str]()
 
     def done(progress: Progress) -> None:
         if (outcome := progress.outcome) is None:
@@ -380,10 +338,37 @@ def _play(
         ideal = "not known" if result.ideal_ns is None else units.format_time(result.ideal_ns)
         say(f"{cell.id}: {units.format_time(result.step_ns)}, ideal {ideal}, {outcome.host_seconds:.1f} s here")
 
-    if jobs:
-        play_jobs(jobs, clock="virtual", folder=aside / "work", kernel=kernel, guests=guests, progress=done)
+    with hold_folder(folder):
+        missing = {p.cell.id: p.cell for p in planned if not _file(folder, p.cell).exists()}.values()
+        say(f"{len(missing)} cells are missing")
+        for cell in missing:
+            if not cell.play:
+                results.write_json(_file(folder, cell), PredictionResult(**compute_ideal(cell), step_ns=None))
+        for left in folder.glob(f"{_ASIDE}*"):  # by a program that was killed: we hold the folder
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
+            cells = [cell for cell in missing if cell.play]
+            jobs = [_job(cell, Path(aside)) for cell in cells]
+            if jobs:
+                work = Path(aside) / "work"
+                play_jobs(jobs, clock="virtual", folder=work, kernel=kernel, guests=guests, progress=done)
     if errors:
-        raise LabError(f"{len(errors)} of {len(jobs)} cells could not be played: {errors[0]}")
+        raise LabError(f"{len(errors)} of {len(cells)} cells could not be played: {errors[0]}")
+
+
+def _job(cell: PredictionCell, aside: Path) -> PlayJob:
+    trace = aside / f"{cell.id}.trace"
+    cell.shape.trace(cell.steps, cell.scale).write(trace)
+    lab = LabSpec(
+        topology=cell.topology,
+        profiles=tuple(_scaled(profile, cell.scale) for profile in cell.profiles),
+        nodes=cell.shape.nodes,
+        engine="netem",
+        engine_reason="all that the guest has",
+    )
+    prove = cell.steps >= 2 * (cell.shape.period or 1)  # in less nothing is there again
+    output = aside / f"{cell.id}.played"
+    return PlayJob(trace=trace, lab=lab, link_seed=cell.link_seed, output=output, prove_steady=prove)
 
 
 def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> PredictionResult:

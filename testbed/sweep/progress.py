@@ -9,14 +9,14 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal
+from typing import Literal, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from testbed.closing import Closing
 from testbed.directions import LinkDirection
 from testbed.errors import TestbedError
 from testbed.pipeline.control import EvaluationDone, StepDone
@@ -63,7 +63,7 @@ class Turn:
         return {link: (rate(link, "up"), rate(link, "down")) for link in last if link in first}
 
 
-class SweepProgress:
+class SweepProgress(Closing):
     """Follows the runs of a sweep; a context manager. The controller calls it, it decides nothing."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], expected_s: Mapping[str, float] | None = None) -> None:
@@ -84,14 +84,13 @@ class SweepProgress:
                 refresh_per_second=_PICTURES_PER_S,
             )
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stop drawing."""
         if self._live:
             self._live.stop()
 

@@ -78,12 +78,10 @@ class Step(NamedTuple):
     def command(self, results: Path, *, quick: bool) -> list[str]:
         """Return the command that does it. `results` holds the results of all experiments."""
         testbed = [sys.executable, "-m", "testbed"]
-        if self.predicts:
-            short = ["--quick"] if quick else []
-            return [*testbed, "predict", str(self.sweep), "--results", str(results), *short, *self.words[1:]]
         if self.sweep is not None:
-            short = ["--quick", "--live-checks", "0"] if quick else []
-            return [*testbed, "sweep", str(self.sweep), "--results", str(results), *short, *self.words[1:]]
+            verb, short = ("predict", ["--quick"]) if self.predicts else ("sweep", ["--quick", "--live-checks", "0"])
+            flags = ["--results", str(results), *(short if quick else [])]
+            return [*testbed, verb, str(self.sweep), *flags, *self.words[1:]]
         if self.program is not None:
             return [sys.executable, str(self.program), *self.words[1:]]
         return [*testbed, *self.words[1:]]

@@ -104,8 +104,7 @@ def resolve_cell(
         if isinstance(data := cell.parallelism, DataParallelSpec):
             changes["data"] = _checked_data(data, codec, where)
             _check_data_means(cell, data, durations, changes, where)
-        stated = {name: getattr(cell, name) for name in Cell.model_fields}
-        cell = Cell(**stated | changes | {"codec": codec.text, "compute": durations})
+        cell = Cell(**dict(cell) | changes | {"codec": codec.text, "compute": durations})
     except ValidationError as error:
         raise explain(error, Cell, where) from None
     _check_network(cell, where)

@@ -27,7 +27,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
 from testbed.pipeline.memory import predict_memory
 from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
-from testbed.spec import PipelineSpec, Recipe, TextSpec, Workload
+from testbed.spec import PREPARED_BY, PipelineSpec, Recipe, TextSpec, Workload
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
 
@@ -210,14 +210,8 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Toke
     texts: dict[object, Tokens] = {}
     tasks = []
     for recipe in recipes:
-        # Tokens come from the text and the model's tokenizer; the rest only decides whether the text is long enough.
         spec = recipe.workload
-        key: object = spec
-        if isinstance(spec, TextSpec):
-            key = (
-                *(spec.text, spec.model, spec.sequence_length, spec.batch_size),
-                *(spec.validation_batches, spec.training_sequences),
-            )
+        key: object = tuple(getattr(spec, name) for name in PREPARED_BY) if isinstance(spec, TextSpec) else spec
         if key not in texts:
             texts[key] = prepare(spec)
         job = {

@@ -167,16 +167,9 @@ def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: LossOf) -> TuningRec
     check = _check(arms[0], [trial for trial in tried if trial.check], loss_of)
     if check is not None and not check.alike:
         arms = [arm.model_copy(update={"mark": "; ".join(filter(None, (arm.mark, NOT_ALIKE)))}) for arm in arms]
-    return TuningRecord(
-        field=tune.field,
-        steps=tune.steps,
-        seeds=tune.seeds,
-        over=tune.over if isinstance(tune.over, str) else "+".join(tune.over),
-        arms=tuple(arms),
-        widen=tune.widen,
-        quick=tune.quick,
-        check=check,
-    )
+    over = tune.over if isinstance(tune.over, str) else "+".join(tune.over)
+    stated = {name: getattr(tune, name) for name in ("field", "steps", "seeds", "widen", "quick")}
+    return TuningRecord(**stated, over=over, arms=tuple(arms), check=check)
 
 
 def _check(arm: TunedArm, full: Sequence[Trial], loss_of: LossOf) -> RankCheck | None:

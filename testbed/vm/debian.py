@@ -140,7 +140,10 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends."""
+    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends.
+
+    Not that of `results`: this folder is imported by guests' Pythons, which have no pydantic.
+    """
     with path.open("a") as file:
         paths.give_to_user(path)
         fcntl.flock(file, fcntl.LOCK_EX)

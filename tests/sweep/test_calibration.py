@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_trainings import Texts, a_recipe
 
 from testbed.errors import TestbedError, UserError
-from testbed.pipeline.calibration import CalibrationRound, duration, is_steady, timed
+from testbed.pipeline.calibration import duration, is_steady, timed
 from testbed.records import Calibration, Duration
 from testbed.spec import DataParallelSpec, Exchange, OptimiserSpec, PipelineSpec, Recipe, TextSpec
 from testbed.sweep.calibration import calibrate
@@ -101,11 +101,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_own_cache")
 def test_measured_once_shared_and_kept(tmp_path: Path) -> None:
-    texts, rounds = Texts(tmp_path), list[CalibrationRound]()
+    texts = Texts(tmp_path)
     plain, coded, _ = recipes = [a_recipe(codec) for codec in ("fp32", "int8", "bottleneck(4)")]
-    first = calibrate(recipes, prepare=texts, progress=rounds.append, budget_s=1)
+    first = calibrate(recipes, prepare=texts, budget_s=1)
     assert texts.asked == 1
-    assert rounds
     assert list(first.recipes) == [recipe.id for recipe in recipes]
     for stage in range(2):
         one, two, three = (first.recipes[recipe.id][stage] for recipe in recipes)

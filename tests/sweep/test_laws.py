@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from test_trainings import Heard
 
 from testbed import results
-from testbed.errors import TestbedError
 from testbed.net.machine.capabilities import resolve_engine
-from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import Summary
 from testbed.results import Run
-from testbed.spec import Recipe, recipe_of
+from testbed.spec import recipe_of
 from testbed.sweep.controller import prepare
 from testbed.sweep.trainings import load_training, train_missing
 from tests.commands import Command, losses
@@ -150,19 +149,11 @@ def test_nor_does_it_change_what_a_codec_with_a_memory_does_to_it(laws: Laws) ->
     assert first != losses(laws.run(laws.networks[0])[0])
 
 
-class Silent:
-    """Follows trainings, and says nothing."""
-
-    def note(self, message: str) -> None: ...
-    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None: ...
-    def trained(self, recipe: Recipe, error: TestbedError | None) -> None: ...
-
-
 @RELAY
 def test_training_without_a_network_has_the_same_losses(laws: Laws, tmp_path: Path) -> None:
     run, _ = laws.run(laws.on("consumer-80mbps"), "delta-int8")
     recipe = recipe_of(run.cell)
-    trained = train_missing([recipe], tmp_path, prepare=prepare, progress=Silent())
+    trained = train_missing([recipe], tmp_path, prepare=prepare, progress=Heard())
     assert [record.loss for record in load_training(trained.folders[recipe.id])[-1]] == losses(run)
 
 

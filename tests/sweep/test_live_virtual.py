@@ -10,11 +10,11 @@ import pytest
 from testbed.commands import sweep
 from testbed.errors import CapabilityError, SpecError, UserError
 from testbed.pipeline.memory import predict_memory
+from testbed.profiles import load_profile
 from testbed.results import Run
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import conduct, live_virtual, plan
 from tests.commands import Command
-from tests.synthetic import pipe, profile
 
 PACED = ["compute.mode=paced", "compute.forward=10ms", "compute.backward=20ms", "compute.update=1ms"]
 LIVE = ["timing=live", "codec_cost=zero"]
@@ -57,7 +57,7 @@ def test_a_live_cell_is_not_silently_put_on_the_real_clock(tmp_path: Path) -> No
 
 
 def test_what_repeats_exactly_is_run_once_and_what_is_drawn_several_times(cell: Cell) -> None:
-    lossy = profile(up=pipe(10**7, 10**7, loss=0.01))
+    lossy = load_profile("lossy-80mbps")
     assert conduct.wanted_runs(cell, 5) == 1
     assert conduct.wanted_runs(cell.model_copy(update={"profiles": (lossy,)}), 1) == conduct.LINK_SEEDS
 
