@@ -130,15 +130,16 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(seeds: list[int], at: int)
     ("memory", "why"),
     [
         ({}, r"a state of \[\]"),
-        ({"memory": [("train", 0, 300, torch.zeros(1))]}, "a row is not"),
-        ({"memory": [("x", 0, 1, torch.zeros(1))]}, "a row is not"),
+        ({"rows": {("train", 0): (torch.zeros(1), 300)}}, "255"),
+        ({"rows": {("train", 0): (torch.zeros(1).int(), 1)}}, "not fp32"),
+        ({"rows": {("x", 0): (torch.zeros(1), 1)}}, "'train'"),
     ],
 )
 def test_a_state_of_something_else_is_refused(memory: dict[str, object], why: str) -> None:
     codec = make("delta-int8", FORWARD)
     assert isinstance(codec, Stateful)
     with pytest.raises(CodecError, match=why):
-        codec.load({"parts": {}, "memory": memory})
+        codec.load({"memory": memory})
     with pytest.raises(CodecError, match="this codec's has"):
         codec.load(memory)
 

@@ -159,7 +159,7 @@ def test_both_ends_share_what_the_inner_codec_shares() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"parts": {}, "owed": [("train", 0, 0, torch.zeros(1, dtype=torch.int32))]}, {"owed": []}]
+    "wrong", [{}, {"owed": {"rows": {("train", 0): (0, torch.zeros(1, dtype=torch.int32))}}}, {"owed": []}]
 )
 def test_a_state_of_another_kind_is_refused(wrong: dict[str, Any]) -> None:
     codec = feedback("ef(topk(0.2))")
