@@ -197,9 +197,11 @@ def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size
 
 
 def bound_of(codec: object, tensor: Tensor) -> Tensor:
-    """Return the codec's own `bound`; infinity where it states none."""
+    """Return the codec's own `bound` of a tensor of any type, with no values too; infinity where it states none."""
     bound: Callable[[Tensor], Tensor] | None = getattr(codec, "bound", None)
-    return torch.tensor(torch.inf) if bound is None else bound(tensor)
+    if bound is None or not tensor.numel():
+        return torch.full(tensor.shape, torch.inf if tensor.numel() else 0.0)
+    return bound(tensor.detach().to(torch.float32))
 
 
 def law_of_bound(codec: object) -> Literal["bounded", "none"]:

@@ -85,10 +85,6 @@ class ErrorFeedback(Feedback):
     Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
-    def __init__(self, context: Context, *, inner: Codec) -> None:
-        """See `Feedback`."""
-        super().__init__(context, inner=inner)
-
     def residual(self, key: MessageKey) -> Tensor:
         """Return E after the last message, at the sender: what of the inputs has not crossed."""
         owed = self._owed.rows.get(self._key(key))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.remembered import MicrobatchKey, Rows
-from testbed.codecs.sparse.positions import Bytes, Form, PositionCoding, Positions, every_row, kept_of, pack, unpack
+from testbed.codecs.sparse.positions import Bytes, PositionCoding, Positions, every_row, kept_of, pack, unpack
 from testbed.codecs.sparse.sparsifier import Floats, Sparsifier, TopK, ValueType, WithPositions
 from testbed.codecs.wire.header import Shape, rows_of
 from testbed.codecs.wrap import walk
@@ -82,11 +82,6 @@ class Columns(_Remembers):
     """
 
     code = 44
-
-    def __init__(
-        self, context: Context, *, share: float, values: ValueType = "bf16", positions: Form = "smaller"
-    ) -> None:
-        super().__init__(context, share=share, values=values, positions=positions)
 
     def coding(self, shape: Shape) -> PositionCoding:
         """Code one row: the channels."""
