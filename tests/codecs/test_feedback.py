@@ -10,7 +10,6 @@ import torch
 from ends import FORWARD, key_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from testbed.codecs.check.tensors import normal
 from testbed.codecs.make import make
@@ -42,15 +41,6 @@ def test_what_is_decoded_and_what_is_owed_are_the_input_and_what_was_owed(inner:
         total = (x + owed).double()
         assert bool(((decoded.double() + left.double() - total).abs() <= 1e-6 * (total.abs() + decoded.abs())).all())
         owed = left
-
-
-def test_a_constant_input_comes_through_in_the_mean() -> None:
-    x, steps = normal(8, 100), 200
-    sender, receiver = feedback("ef(topk(0.1))"), feedback("ef(topk(0.1))")
-    mean = sum(receiver.decode(bytes(sender.encode(x, key_at(i))), key_at(i)) for i in range(steps)) / steps
-    plain = make("topk(0.1)", FORWARD)
-    alone = plain.decode(bytes(plain.encode(x, key_at(0))), key_at(0))
-    assert (cast(Tensor, mean) - x).norm() < 0.1 * (alone - x).norm()
 
 
 def test_another_shape_begins_with_nothing_owed() -> None:

@@ -27,7 +27,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "int2": ("int2(group=64)", "int2(group=32, asymmetric)"),
     "int1": ("int1", "int1(group=64)"),
     "blockwise-8": ("blockwise-8", "blockwise-8(256)"),
-    "hadamard": ("hadamard(int4(group=64))", "hadamard(int8, size=128)", "hadamard(topk(0.1))"),
+    "hadamard": ("hadamard(int4(group=64))", "hadamard(int8, size=128)", "hadamard(topk(0.1))", "hadamard(delta-int8)"),
     "tah": ("tah", "tah(tile=128, share=0.5)", "tah(sample)"),
     "acsgd": ("acsgd", "acsgd(2)"),
     "topk": ("topk(0.1)", "topk(0.1, sample)", "topk(0.1, tensor)", "topk(0.02, index, fp32)", "topk(0.25, bitmap)"),

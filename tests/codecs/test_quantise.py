@@ -5,33 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from ends import BACKWARD, FORWARD, key_at
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from testbed.codecs.check.tensors import normal
 from testbed.codecs.contract import Context, MessageKey
-from testbed.codecs.dense import groups
 from testbed.codecs.make import make
 from testbed.codecs.memory.delta import DeltaInt8
 from testbed.codecs.wire import noise
 from testbed.errors import CodecError
 
 FLT_MAX = torch.finfo(torch.float32).max
-
-
-floats = st.floats(-FLT_MAX, FLT_MAX, width=32)
-
-
-@given(row=st.lists(floats, min_size=1, max_size=16), step=st.integers(0, 1000))
-@settings(max_examples=300, deadline=None)
-def test_bounds_hold_for_every_finite_row(row: list[float], step: int) -> None:
-    x = torch.tensor([row], dtype=torch.float32)
-    scale = max(x.abs().max().double().item() / 127, groups.SMALLEST_SCALE)
-    for context, share in ((FORWARD, 0.5), (BACKWARD, 1.0)):
-        codec = make("int8", context)
-        decoded = codec.decode(codec.encode(x, key_at(step)), key_at(step))
-        assert torch.isfinite(decoded).all()
-        assert (x.double() - decoded.double()).abs().max() <= share * scale * (1 + 2**-14)
 
 
 def test_nearest_rounds_half_to_even() -> None:
@@ -84,14 +66,6 @@ def test_closed_loop_error_stays_within_half_a_step() -> None:
         # fp32 rounding of the sum P + s q comes on top of the quantiser's half step
         assert ((x - decoded).abs() <= scale / 2 * (1 + 2**-12) + x.abs() * 2**-22 + 1e-6).all()
         previous = decoded
-
-
-def test_a_repeated_tensor_is_met_ever_closer() -> None:
-    sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
-    x = normal(4, 32)
-    errors = [float((receiver.decode(sender.encode(x, key_at(s)), key_at(s)) - x).abs().max()) for s in range(3)]
-    assert errors[1] < errors[0] / 50
-    assert errors[2] <= errors[1]
 
 
 def test_keys_do_not_mix() -> None:

@@ -144,7 +144,7 @@ def _taken(rounds: Iterator[Taken], seconds: float) -> list[Taken]:
 
 def _medians(rounds: Sequence[_Round], *, exact: bool) -> CodecTime:
     def median(*parts: str) -> float:
-        return statistics.median(sum(getattr(times, part) for part in parts) for times in rounds)
+        return float(statistics.median(sum(getattr(times, part) for part in parts) for times in rounds))
 
     return CodecTime(
         encode_s=median("layers_out_s", "encode_s"),
