@@ -1,6 +1,6 @@
-"""What codecs around other codecs need: finding what is inside, joint states, closed loops, and a payload's frame.
+"""What codecs around other codecs need: finding what is inside, joint states, loops, and a payload's frame.
 
-A closed loop decodes its own payload at the sender. An inner codec that remembers would move on twice if one instance
+A loop decodes its own payload at the sender. An inner codec that remembers would move on twice if one instance
 did both, so the loop holds two: one encodes, the other (`twin`) decodes as the receiver's does.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,44 +57,57 @@ def parts_with(parts: Mapping[str, Codec], kind: type[Capability]) -> dict[str, 
 
 
 class States:
-    """The states of several codecs as one, by the codecs' names."""
+    """The states of several codecs, and of memories beside them, as one, by their names."""
 
-    def __init__(self, memories: Mapping[str, Stateful]) -> None:
-        self._memories = memories
+    unshared: ClassVar[str] = ""
+    """The part whose counterpart at the other end has another name, so that it is not compared."""
+
+    def __init__(self, parts: Mapping[str, Stateful], **memories: Stateful) -> None:
+        self._parts = parts
+        self._memories = {**parts, **memories}
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return what the codecs share, by the codec's name and its own."""
-        return {f"{name}.{key}": value for name, part in self._memories.items() for key, value in part.shared().items()}
+        """Return what the codecs share, by the codec's name and its own, and what the memories do by its own."""
+        return {
+            f"{name}.{key}" if name in self._parts else key: value
+            for name, memory in self._memories.items()
+            if name != self.unshared
+            for key, value in memory.shared().items()
+        }
 
     def state(self) -> dict[str, Any]:
-        """Return each codec's state, by the codec's name."""
+        """Return each one's state, by its name."""
         return {name: memory.state() for name, memory in self._memories.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load each codec's state. CodecError, and all codecs as they were, where one refuses its own."""
+        """Load each one's state. CodecError, and all as they were, where one refuses its own."""
         check_keys(state, self._memories)
-        with self.parts_unchanged_on_error():
+        with _unchanged_on_error(self._memories.values()):
             for name, memory in self._memories.items():
                 memory.load(state[name])
 
     def reset(self) -> None:
-        """Let all codecs forget."""
+        """Let all forget."""
         for memory in self._memories.values():
             memory.reset()
 
-    @contextlib.contextmanager
-    def parts_unchanged_on_error(self, *names: str) -> Iterator[None]:
+    def parts_unchanged_on_error(self, *names: str) -> contextlib.AbstractContextManager[None]:
         """Put the codecs' states back when the block raises; only those of `names`, where any are named.
 
         The states are copied first, which costs their size in time.
         """
-        before = [(part, part.state()) for name, part in self._memories.items() if not names or name in names]
-        try:
-            yield
-        except BaseException:
-            for memory, state in before:
-                memory.load(state)
-            raise
+        return _unchanged_on_error([part for name, part in self._parts.items() if not names or name in names])
+
+
+@contextlib.contextmanager
+def _unchanged_on_error(memories: Iterable[Stateful]) -> Iterator[None]:
+    before = [(memory, memory.state()) for memory in memories]
+    try:
+        yield
+    except BaseException:
+        for memory, state in before:
+            memory.load(state)
+        raise
 
 
 class Joint(States):
@@ -102,69 +115,49 @@ class Joint(States):
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__(parts)
-        self._parts = tuple(parts.values())
+        self._able: tuple[Any, ...] = tuple(parts.values())
 
     def pair(self, forward: Codec) -> None:
         """Tell all parts."""
-        for part in self._parts:
+        for part in self._able:
             part.pair(forward)
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
         """Tell all parts."""
-        for part in self._parts:
+        for part in self._able:
             part.observe(sent_bytes, seconds)
 
     @property
     def choice(self) -> str | None:
         """The choice of the first part that has one."""
-        return next((choice for part in self._parts if (choice := part.choice) is not None), None)
+        return next((choice for part in self._able if (choice := part.choice) is not None), None)
 
     def hook(self, model: Module, side: Side) -> Hook | None:
         """Return the hook of the first part that has one."""
-        return next((hook for part in self._parts if (hook := part.hook(model, side)) is not None), None)
+        return next((hook for part in self._able if (hook := part.hook(model, side)) is not None), None)
 
 
 class Wrapper(States):
-    """A codec around others with a state: its parts' states, to which a class adds its own."""
+    """A codec around others with a state: its parts' states, and those of `memories` beside them."""
 
-    def __init__(self, **parts: Codec) -> None:
+    def __init__(self, memories: Mapping[str, Stateful] | None = None, **parts: Codec) -> None:
         """Parts that are one and the same instance count once."""
         self.parts: dict[str, Codec] = {}
         for name, part in parts.items():
             if all(part is not other for other in self.parts.values()):
                 self.parts[name] = part
-        super().__init__(parts_with(self.parts, Stateful))
+        super().__init__(parts_with(self.parts, Stateful), **memories or {})
 
 
-class ClosedLoop(Wrapper):
-    """A codec that decodes its payloads at the sender too, with a memory of what was decoded, alike at both ends."""
+class Loop(Wrapper):
+    """A codec that decodes its payloads at the sender too, and remembers what came of them."""
 
-    def __init__(self, inner: Codec, memory: Stateful) -> None:
-        """`memory` is held beside what the inner codec remembers."""
+    unshared = "inner"  # whose encoding half the receiver has no use for: it decodes with the other
+
+    def __init__(self, inner: Codec, **memories: Stateful) -> None:
+        """`memories` are held beside what the inner codec remembers."""
         self.inner, self._decoder = inner, twin(inner)
-        super().__init__(inner=inner, decoder=self._decoder)
-        self._memory = memory
-
-    def shared(self) -> Mapping[str, Tensor]:
-        """Return the memory, and what the decoding halves of the inner codec share."""
-        decoding = {key: value for key, value in super().shared().items() if not key.startswith("inner.")}
-        return {**decoding, **self._memory.shared()}
-
-    def state(self) -> dict[str, Any]:
-        """Return the parts' states and the memory's."""
-        return {"parts": super().state(), "memory": self._memory.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load both. CodecError, and all as it was, where a part or the memory refuses its share."""
-        check_keys(state, {"parts", "memory"})
-        with self.parts_unchanged_on_error():
-            super().load(state["parts"])
-            self._memory.load(state["memory"])
-
-    def reset(self) -> None:
-        """Let parts and memory forget."""
-        super().reset()
-        self._memory.reset()
+        super().__init__(memories, inner=inner, decoder=self._decoder)
 
 
 def twin(codec: Codec) -> Codec:
@@ -204,9 +197,11 @@ def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size
 
 
 def bound_of(codec: object, tensor: Tensor) -> Tensor:
-    """Return the codec's own `bound`; infinity where it states none."""
+    """Return the codec's own `bound` of a tensor of any type, with no values too; infinity where it states none."""
     bound: Callable[[Tensor], Tensor] | None = getattr(codec, "bound", None)
-    return torch.tensor(torch.inf) if bound is None else bound(tensor)
+    if bound is None or not tensor.numel():
+        return torch.full(tensor.shape, torch.inf if tensor.numel() else 0.0)
+    return bound(tensor.detach().to(torch.float32))
 
 
 def law_of_bound(codec: object) -> Literal["bounded", "none"]:

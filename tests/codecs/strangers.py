@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -38,6 +38,35 @@ class Good:
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         opened = header.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
         return header.as_tensor(opened.body, torch.float32, opened.elements).clone().view(opened.shape)
+
+
+def sending(change: Callable[[Tensor, MessageKey], Tensor], law: str = "identity") -> type[Good]:
+    """A codec that sends what `change` makes of the tensor, and says that it keeps the law."""
+
+    class Sending(Good):
+        def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+            return super().encode(change(header.check_input(tensor).float(), key), key)
+
+    Sending.law = law
+    return Sending
+
+
+def _rounded_down(x: Tensor, key: MessageKey) -> Tensor:
+    return (x + 0.9 * torch.rand(x.shape, generator=torch.Generator().manual_seed(key.step))).floor()
+
+
+LosesOnlyLater = sending(lambda x, key: x if key.step == 0 else torch.where(torch.isfinite(x), 0.0, x))
+LosesTheSignOfZero = sending(lambda x, _: x + 0.0)
+ChangesItsInput = sending(lambda x, _: x.clamp_(-1, 1))
+SwallowsNan = sending(lambda x, _: x.nan_to_num())
+# It goes by how the values lie in memory and not by where they stand in the tensor.
+ReadsMemoryInItsOrder = sending(lambda x, _: x if x.is_contiguous() else x.flip(-1), law="none")
+DrawsFromTheGlobalGenerator = sending(lambda x, _: x + torch.rand(x.shape), law="none")
+RoundsDown = sending(_rounded_down, law="unbiased")
+KeepsHalf = sending(lambda x, _: x / 2, law="support")
+OwesMoreAndMore = sending(lambda x, _: x * 0.9, law="residual")
+NoProjection = sending(lambda x, _: x * 0.5, law="projection")
+ProjectsToNothing = sending(lambda x, _: torch.zeros_like(x), law="projection")
 
 
 class HidesTheTensor(Good):
@@ -165,21 +194,6 @@ class LoadsAnything(DriftsSilently):
         self.last = {key: value.clone() for key, value in state.get("last", {}).items()}
 
 
-class LosesOnlyLater(Good):
-    """fp32 as it is, in the first step."""
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        x = header.check_input(tensor).float()
-        return super().encode(x if key.step == 0 else torch.where(torch.isfinite(x), 0.0, x), key)
-
-
-class LosesTheSignOfZero(Good):
-    """-0.0 becomes 0.0."""
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(header.check_input(tensor).float() + 0.0, key)
-
-
 class UsesItsOutputAgain(Good):
     """One tensor for all that it decodes of a shape."""
 
@@ -225,16 +239,6 @@ class DithersByHash(Good):
         return found - self._noise(key, found.shape)
 
 
-class ReadsMemoryInItsOrder(Good):
-    """Goes by how the values lie in memory and not by where they stand in the tensor."""
-
-    law = "none"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        x = header.check_input(tensor).float()
-        return super().encode(x if x.is_contiguous() else x.flip(-1), key)
-
-
 class SwallowsNanLater(DriftsSilently):
     """A first message as it is; of a difference NaN is left out."""
 
@@ -253,15 +257,6 @@ class BoundWithoutItsLaw(Good):
 
     def bound(self, tensor: Tensor) -> Tensor:
         return torch.zeros(())
-
-
-class ProjectsToNothing(Good):
-    """Zeros are a projection, too."""
-
-    law = "projection"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(torch.zeros_like(header.check_input(tensor)), key)
 
 
 class OwesForAll(Good):
@@ -297,15 +292,6 @@ class LiesAboutItsBytes(Good):
         return header.header_bytes(len(shape)) + 2 * math.prod(shape)
 
 
-class DrawsFromTheGlobalGenerator(Good):
-    """Noise from torch's own generator."""
-
-    law = "none"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(tensor + torch.rand(tensor.shape), key)
-
-
 class CountsInTheClass(Good):
     """Other bytes every time: a counter of all instances goes into them."""
 
@@ -315,14 +301,6 @@ class CountsInTheClass(Good):
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         self.count[0] += 1
         return super().encode(tensor + self.count[0], key)
-
-
-class ChangesItsInput(Good):
-    """Clips in place."""
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        tensor.detach().clamp_(-1, 1)
-        return super().encode(tensor, key)
 
 
 class UsesItsPayloadAgain(Good):
@@ -384,13 +362,6 @@ class TakesItsTime(Good):
         return super().decode(payload, key)
 
 
-class SwallowsNan(Good):
-    """NaN becomes 0."""
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(header.check_input(tensor).float().nan_to_num(), key)
-
-
 class RefusesFlatTensors(Good):
     """Only takes three axes."""
 
@@ -433,45 +404,6 @@ class BoundTooTight(Good):
 
     def bound(self, tensor: Tensor) -> Tensor:
         return tensor.float().abs() * 2.0**-10
-
-
-class RoundsDown(Good):
-    """Says that it is unbiased."""
-
-    law = "unbiased"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        generator = torch.Generator().manual_seed(key.step)
-        return super().encode(
-            (header.check_input(tensor).float() + 0.9 * torch.rand(tensor.shape, generator=generator)).floor(), key
-        )
-
-
-class KeepsHalf(Good):
-    """Says that the values kept are right, and sends half of them."""
-
-    law = "support"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(header.check_input(tensor).float() / 2, key)
-
-
-class OwesMoreAndMore(Good):
-    """Says that payload + residual = input, and loses a tenth of every message."""
-
-    law = "residual"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(header.check_input(tensor).float() * 0.9, key)
-
-
-class NoProjection(Good):
-    """Says projection, and shrinks."""
-
-    law = "projection"
-
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        return super().encode(header.check_input(tensor).float() * 0.5, key)
 
 
 class IsSlow(Good):
@@ -556,12 +488,6 @@ class NeverAgain(Constrained):
             super().after_step(step, rate)
 
 
-class ConstrainsOnce(Narrow):
-    """The weights are put where they must be at the start, and left alone then."""
-
-    part = NeverAgain
-
-
 class SaysExact(Narrow):
     """Says that nothing is lost, of weights that nothing constrains."""
 
@@ -574,12 +500,6 @@ class Halving(Part):
         with torch.no_grad():
             for part in stage.writers():
                 part.module.weight.mul_(0.5)
-
-
-class HalvesWeights(Narrow):
-    """Whoever asks for its part halves the weights, once more every time."""
-
-    part = Halving
 
 
 class Learned(Part):
@@ -598,12 +518,6 @@ class Learned(Part):
         return self.layer(coded)  # type: ignore[no-any-return]
 
 
-class DrawsItsLayers(Narrow):
-    """Its layers begin as the global generator has them."""
-
-    part = Learned
-
-
 class Forgetful(Part):
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
         return coded
@@ -616,27 +530,9 @@ class Exploding(Part):
                 part.module.weight.mul_(3.0)
 
 
-class Explodes(Narrow):
-    """Makes the weights three times as large at every step."""
-
-    part = Exploding
-
-
-class ForgetsToWiden(Narrow):
-    """What is received has the shape of what crossed."""
-
-    part = Forgetful
-
-
 class Telling(Part):
     def agreed(self) -> Mapping[str, Tensor]:
         return {"basis": torch.eye(4)[:, :2] * (1.0 if self.sends else 2.0)}
-
-
-class EndsDiffer(Narrow):
-    """The two ends hold other numbers."""
-
-    part = Telling
 
 
 class Skewed(Part):
@@ -644,14 +540,26 @@ class Skewed(Part):
         return {"basis": torch.ones(4, 2)}
 
 
-class NoBasis(Narrow):
-    """What both ends hold alike is no basis."""
-
-    part = Skewed
-
-
 class HalvesGradients(Narrow):
     """Halves what goes back."""
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         return super().decode(payload, key) * (0.5 if self.context.direction == "backward" else 1.0)
+
+
+def with_part(kind: type[Part]) -> type[Narrow]:
+    """A codec that keeps the rules but for its part in the model."""
+
+    class WithPart(Narrow):
+        part = kind
+
+    return WithPart
+
+
+ConstrainsOnce = with_part(NeverAgain)
+HalvesWeights = with_part(Halving)
+DrawsItsLayers = with_part(Learned)
+Explodes = with_part(Exploding)
+ForgetsToWiden = with_part(Forgetful)
+EndsDiffer = with_part(Telling)
+NoBasis = with_part(Skewed)

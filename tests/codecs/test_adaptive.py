@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ends import FORWARD
 from torch import Tensor
 
 from testbed.codecs.adaptive import Adaptive
-from testbed.codecs.contract import Context, MessageKey, ObservesLink
+from testbed.codecs.contract import MessageKey, ObservesLink
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 
-FORWARD = Context(0, 0, "forward")
 SHAPE = (4, 64, 128)
 FP32_BYTES = 4 * 4 * 64 * 128
 
@@ -59,19 +59,6 @@ def test_without_measurements_it_stays_mild_and_small_ones_do_not_count() -> Non
     for step in range(3):
         codec.observe(100, 1.0)
         assert bytes(codec.encode(normal(step), MessageKey("train", step, 0, ())))[1] == 0
-
-
-def test_its_choice_is_part_of_its_state() -> None:
-    one, other = make("adaptive(50)", FORWARD), make("adaptive(50)", FORWARD)
-    assert isinstance(one, Adaptive)
-    assert isinstance(other, Adaptive)
-    for step in range(4):
-        one.observe(10**5, 10.0)
-        one.encode(normal(step), MessageKey("train", step, 0, ()))
-    other.load(one.state())
-    key = MessageKey("train", 9, 0, ())
-    assert bytes(one.encode(normal(9), key)) == bytes(other.encode(normal(9), key))
-    assert bytes(one.encode(normal(9), key))[1] == 2
 
 
 @pytest.mark.parametrize(

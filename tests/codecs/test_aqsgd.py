@@ -8,21 +8,18 @@ import random
 
 import pytest
 import torch
+from ends import FORWARD
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.check.tensors import normal
+from testbed.codecs.contract import MessageKey
 from testbed.codecs.make import make
 from testbed.codecs.memory.aqsgd import AqSgd
 from testbed.codecs.memory.examples import ExampleKey, Examples
 from testbed.errors import CodecError
 
-FORWARD = Context(0, 0, "forward")
 SHAPE = (4, 6, 32)
 UNIT_BYTES = 4 * 6 * 32
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def ends(text: str = "aqsgd(int4)") -> tuple[AqSgd, AqSgd]:

@@ -104,13 +104,6 @@ def test_gradients_by_a_mask_are_paired_through_any_wrapper() -> None:
     assert capability(make("ef(topk(0.1))", BACKWARD), Paired) is None
 
 
-def test_states_are_named_after_the_parts_at_every_level() -> None:
-    outer, inner = (capability(make(text, FORWARD), Stateful) for text in ("zstd(zstd(delta-int8))", "delta-int8"))
-    assert outer is not None
-    assert inner is not None
-    assert outer.state() == {"inner": {"inner": inner.state()}}
-
-
 def test_strangers_wrappers_need_only_show_what_they_wrap() -> None:
     inner = Counts(7)
     outer = Around(FORWARD, Around(FORWARD, inner))

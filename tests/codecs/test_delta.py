@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
+from ends import BACKWARD, FORWARD, key_at
 
-from testbed.codecs.contract import Codec, Context, MessageKey, Stateful
+from testbed.codecs.check.tensors import normal
+from testbed.codecs.contract import Codec, Stateful
 from testbed.codecs.make import make
 from testbed.errors import CodecError
-
-FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
-
-
-def key_at(step: int, microbatch: int = 0) -> MessageKey:
-    return MessageKey("train", step, microbatch, (microbatch,))
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def pair(text: str) -> tuple[Codec, Codec]:
@@ -87,58 +74,19 @@ def test_the_first_message_of_compactfusion_is_bf16_and_later_ones_are_a_bit_a_v
 
 
 @pytest.mark.parametrize(
-    "text", ["delta-int8", "delta(int8)", "delta(powersgd(4))", "compactfusion", "delta-open(int4)"]
-)
-def test_a_lost_message_is_refused_until_the_encoder_is_reset(text: str) -> None:
-    sender, receiver = pair(text)
-    assert isinstance(sender, Stateful)
-    assert isinstance(receiver, Stateful)
-    for step in range(5):
-        receiver.decode(sender.encode(normal(8, 32, seed=step), key_at(step)), key_at(step))
-    sender.encode(normal(8, 32), key_at(5))
-    before = copy.deepcopy(receiver.state())
-    for step in (6, 7):
-        payload = sender.encode(normal(8, 32, seed=step), key_at(step))
-        with pytest.raises(CodecError, match="lost"):
-            receiver.decode(payload, key_at(step))
-        assert str(receiver.state()) == str(before)
-    sender.reset()
-    for step in range(8, 12):
-        receiver.decode(sender.encode(normal(8, 32, seed=step), key_at(step)), key_at(step))
-        ours, theirs = sender.shared(), receiver.shared()
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours if ours[key].dtype != torch.int64)
-
-
-@given(seeds=st.lists(st.integers(0, 5), min_size=1, max_size=12), at=st.integers(0, 11))
-@settings(max_examples=25, deadline=None)
-def test_a_saved_state_goes_on_as_if_nothing_had_been(seeds: list[int], at: int) -> None:
-    sender, _ = pair("delta(delta(int8))")
-    other: Codec = make("delta(delta(int8))", FORWARD)
-    assert isinstance(sender, Stateful)
-    assert isinstance(other, Stateful)
-    for step, seed in enumerate(seeds):
-        if step == at:
-            other.load(sender.state())
-        x = normal(2, 8, seed=seed)
-        expected = bytes(sender.encode(x, key_at(step)))  # type: ignore[attr-defined]
-        if step >= at:
-            assert bytes(other.encode(x, key_at(step))) == expected
-
-
-@pytest.mark.parametrize(
     ("memory", "why"),
     [
         ({}, r"a state of \[\]"),
-        ({"memory": [("train", 0, 300, torch.zeros(1))]}, "a row is not"),
-        ({"memory": [("x", 0, 1, torch.zeros(1))]}, "a row is not"),
+        ({"rows": {("train", 0): (torch.zeros(1), 300)}}, "255"),
+        ({"rows": {("train", 0): (torch.zeros(1).int(), 1)}}, "not fp32"),
+        ({"rows": {("x", 0): (torch.zeros(1), 1)}}, "'train'"),
     ],
 )
 def test_a_state_of_something_else_is_refused(memory: dict[str, object], why: str) -> None:
     codec = make("delta-int8", FORWARD)
     assert isinstance(codec, Stateful)
     with pytest.raises(CodecError, match=why):
-        codec.load({"parts": {}, "memory": memory})
+        codec.load({"memory": memory})
     with pytest.raises(CodecError, match="this codec's has"):
         codec.load(memory)
 

@@ -7,24 +7,20 @@ import struct
 
 import pytest
 import torch
+from ends import BACKWARD, FORWARD, KEY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey
+from testbed.codecs.check.tensors import normal
+from testbed.codecs.contract import Codec, MessageKey
 from testbed.codecs.dense import groups
 from testbed.codecs.make import make
 from testbed.codecs.wire import bits, noise
 from testbed.errors import CodecError, TestbedError
 
-FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
-KEY = MessageKey("train", 0, 0, ())
 WIDTHS = (1, 2, 3, 4, 6, 8)
 GRIDS = ("symmetric", "midrise", "asymmetric")
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def sent(codec: Codec, x: Tensor, key: MessageKey = KEY) -> Tensor:
@@ -114,17 +110,6 @@ def test_bits_per_element_at_the_published_size(codec: str, expected: float) -> 
     for context in (FORWARD, BACKWARD):
         size = memoryview(make(codec, context).encode(x, KEY)).nbytes
         assert 8 * (size - 4 - 4 * x.ndim) == expected * x.numel()
-
-
-@given(rows=st.integers(0, 5), width=st.integers(0, 70), group=st.sampled_from([0, 1, 7, 32, 64]), data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_bytes_follow_the_formula(rows: int, width: int, group: int, data: st.DataObject) -> None:
-    number, grid = data.draw(st.sampled_from(WIDTHS)), data.draw(st.sampled_from(GRIDS))
-    codec = make(f"int{number}({group}, {grid}, stochastic)", FORWARD)
-    in_a_row = 0 if not width else 1 if not group else -(-width // group)
-    each = 4 if grid == "asymmetric" or (number == 8 and grid == "symmetric" and not group) else 2
-    planes = sum(-(-rows * width * part // 8) for part in (1, 2, 4, 8) if number & part)
-    assert memoryview(codec.encode(normal(rows, width), KEY)).nbytes == 12 + rows * in_a_row * each + planes
 
 
 # ------------------------------------------------------------------ laws

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from testbed.codecs.catalogue import table
 from testbed.codecs.check import cost
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check_codec
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.make import make
+from testbed.errors import CodecError
 from testbed.message_key import Direction
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -23,7 +27,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "int2": ("int2(group=64)", "int2(group=32, asymmetric)"),
     "int1": ("int1", "int1(group=64)"),
     "blockwise-8": ("blockwise-8", "blockwise-8(256)"),
-    "hadamard": ("hadamard(int4(group=64))", "hadamard(int8, size=128)", "hadamard(topk(0.1))"),
+    "hadamard": ("hadamard(int4(group=64))", "hadamard(int8, size=128)", "hadamard(topk(0.1))", "hadamard(delta-int8)"),
     "tah": ("tah", "tah(tile=128, share=0.5)", "tah(sample)"),
     "acsgd": ("acsgd", "acsgd(2)"),
     "topk": ("topk(0.1)", "topk(0.1, sample)", "topk(0.1, tensor)", "topk(0.02, index, fp32)", "topk(0.25, bitmap)"),
@@ -38,10 +42,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "haar": ("zstd(haar(int8(group=64, asymmetric)))", "haar(delta(int4(group=64)))", "haar(topk(0.1))"),
     "dct": ("dct(topk-chunk(0.0078, 1024))", "dct(int8, size=8)"),
     "cocktail": ("cocktail", "ef(cocktail(0.1, 5, 2))"),
-    "ef": ("ef(topk(0.1))", "ef(int2(group=64))", "ef(powersgd(4))"),
+    "ef": ("ef(topk(0.1))", "ef(int2(group=64))", "ef(powersgd(4))", "ef(delta(int8))"),
     "lazy": ("lazy(powersgd(4))",),
     "ef21": ("ef21(topk(0.1))", "ef21(powersgd(4))"),
-    "delta": ("delta(int4(group=64))", "delta(topk(0.1), bf16)", "delta(topk(0.1))", "delta(powersgd(4))"),
+    "delta": ("delta(int4(group=64))", "delta(delta(int8))", "delta(topk(0.1), bf16)", "delta(powersgd(4))"),
     "delta-open": ("delta-open(int4(group=64))",),
     "aqsgd": ("aqsgd", "aqsgd(int2(group=64), bf16, memory_mb=0.01)", "aqsgd(acsgd, direct)"),
     "compactfusion": ("compactfusion", "compactfusion(lowrank(4))"),
@@ -145,7 +149,12 @@ def test_the_example_of_the_readme_passes_the_kit(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "halves", raising=False)
     found = {one.check: one for one in check_codec("halves:Fp16", directions=("forward",)) if one.check != "cost"}
+    narrow, wide = (make(f"halves:Fp16{of}", Context(0, 0, "backward")) for of in ("(largest=3)", ""))
     sys.modules.pop("halves")
+    key = MessageKey("train", 0, 0, ())
+    assert torch.equal(wide.decode(narrow.encode(torch.tensor([-3.0]), key), key), torch.tensor([-3.0]))
+    with pytest.raises(CodecError):
+        narrow.encode(torch.tensor([3.5]), key)
     assert [one for one in found.values() if one.verdict == "FAIL"] == []
     # It claims these, and is held to them.
     assert "of its bound" in found["its law"].detail

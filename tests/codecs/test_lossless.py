@@ -8,22 +8,17 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from ends import FORWARD, KEY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs import lossless
-from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.check.tensors import normal
 from testbed.codecs.make import make
 from testbed.errors import CodecError
 
-FORWARD = Context(0, 0, "forward")
-KEY = MessageKey("train", 0, 0, (0,))
 OVERHEAD = 4 + 8 + 8
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def sizes(text: str, inner: str, x: Tensor) -> tuple[int, int]:

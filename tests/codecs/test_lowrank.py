@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ends import FORWARD, key_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.check.tensors import normal
 from testbed.codecs.low_rank import PowerSGD
 from testbed.codecs.make import make
 from testbed.codecs.wire.header import header_bytes
 from testbed.errors import CodecError
-
-FORWARD = Context(5, 0, "forward")
-
-
-def key_at(step: int, microbatch: int = 0) -> MessageKey:
-    return MessageKey("train", step, microbatch, (microbatch,))
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def decaying(rows: int, width: int, seed: int = 0) -> Tensor:
@@ -47,29 +38,6 @@ def test_a_matrix_of_no_higher_rank_comes_through(rows: int, width: int, rank: i
     x = normal(rows, rank, seed=seed) @ normal(rank, width, seed=seed + 1) * 10.0**power
     sender, receiver = PowerSGD(FORWARD, rank=rank, values="fp32"), PowerSGD(FORWARD, rank=rank, values="fp32")
     assert relative(receiver.decode(bytes(sender.encode(x, key_at(seed))), key_at(seed)), x) < 1e-3
-
-
-@given(rows=st.integers(1, 30), width=st.integers(1, 30), rank=st.integers(1, 8), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
-def test_the_error_is_orthogonal_to_what_is_decoded(rows: int, width: int, rank: int, seed: int) -> None:
-    x = normal(rows, width, seed=seed)
-    codec = PowerSGD(FORWARD, rank=rank, values="fp32")
-    decoded = codec.decode(bytes(codec.encode(x, key_at(0))), key_at(0)).double()
-    error = x.double() - decoded
-    assert abs(float((decoded * error).sum())) < 1e-4 * float(x.double().square().sum())
-
-
-@pytest.mark.parametrize(
-    ("shape", "rank"), [((2, 64, 256), 4), ((1024, 96), 32), ((3, 5), 8), ((7,), 2), ((), 1), ((0, 4), 2)]
-)
-def test_bytes_are_those_of_the_two_factors(shape: tuple[int, ...], rank: int) -> None:
-    x = normal(*shape)
-    width = shape[-1] if shape else 1
-    rows = x.numel() // width
-    used = min(rank, rows, width)
-    for values, size in (("bf16", 2), ("fp32", 4)):
-        codec = make(f"powersgd({rank}, {values})", FORWARD)
-        assert len(memoryview(codec.encode(x, key_at(0)))) == header_bytes(len(shape)) + size * used * (rows + width)
 
 
 def test_a_warm_start_comes_to_the_best_approximation() -> None:
@@ -110,22 +78,6 @@ def test_a_rank_once_lost_is_found_again() -> None:
         codec.encode(normal(16, 1) @ normal(1, 12), key_at(step))
     x = normal(16, 3, seed=2) @ normal(3, 12, seed=3)
     assert relative(codec.decode(bytes(codec.encode(x, key_at(3))), key_at(3)), x) < 1e-3
-
-
-def test_a_receiver_needs_no_earlier_message() -> None:
-    codec = make("powersgd(2)", FORWARD)
-    payloads = [bytes(codec.encode(decaying(8, 6, seed=step), key_at(step))) for step in range(4)]
-    one, all_of_them = make("powersgd(2)", FORWARD), make("powersgd(2)", FORWARD)
-    decoded = [all_of_them.decode(payload, key_at(step)) for step, payload in enumerate(payloads)]
-    assert torch.equal(one.decode(payloads[3], key_at(3)), decoded[3])
-
-
-def test_evaluation_does_not_move_the_start_of_training() -> None:
-    mixed, alone = make("powersgd(2)", FORWARD), make("powersgd(2)", FORWARD)
-    for step in range(3):
-        x = decaying(8, 6, seed=step)
-        mixed.encode(decaying(8, 6, seed=step + 50), MessageKey("evaluation", step, 0, ()))
-        assert bytes(mixed.encode(x, key_at(step))) == bytes(alone.encode(x, key_at(step)))
 
 
 def test_magnitudes_that_the_factors_could_not_hold_are_refused() -> None:

@@ -6,35 +6,19 @@ import math
 
 import pytest
 import torch
+from ends import FORWARD, KEY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from testbed.codecs.check.tensors import normal
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.errors import CodecError
 
-FORWARD = Context(0, 0, "forward")
-KEY = MessageKey("train", 0, 0, (0,))
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
 
 def through(text: str, x: Tensor) -> Tensor:
     return make(text, FORWARD).decode(make(text, FORWARD).encode(x, KEY), KEY)
-
-
-@given(rows=st.integers(1, 40), width=st.integers(1, 70))
-@settings(max_examples=30, deadline=None)
-def test_bytes_follow_the_formula(rows: int, width: int) -> None:
-    x = normal(rows, width)
-    for text, bits in (("onebit", 1), ("twobit", 2)):
-        assert len(make(text, FORWARD).encode(x, KEY)) == 12 + math.ceil(bits * rows * width / 8) + 2 * (rows + width)
-    rank = min(3, rows, width)
-    factors = sum(len(make("int4", FORWARD).encode(torch.ones(size, rank), KEY)) for size in (rows, width))
-    assert len(make("lowrank(3, int4)", FORWARD).encode(x, KEY)) == 12 + 8 + factors
 
 
 @pytest.mark.parametrize(("text", "lost"), [("onebit", 1 - 2 / math.pi), ("twobit", 0.1175)])

@@ -7,11 +7,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from ends import BACKWARD, FORWARD, KEY, key_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.catalogue import placement
+from testbed.codecs.check.tensors import normal
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired
 from testbed.codecs.make import make
 from testbed.codecs.sparse.positions import Form, LargestInRows, PositionCoding, kept_of, pack, unpack
@@ -21,22 +23,10 @@ from testbed.codecs.wrap import capability
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.boundary import Boundary
 
-FORWARD, BACKWARD = Context(7, 0, "forward"), Context(7, 0, "backward")
 FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index", "packed")
 
 
-def key_at(step: int, microbatch: int = 0) -> MessageKey:
-    return MessageKey("train", step, microbatch, (microbatch,))
-
-
-FIRST = key_at(0)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def through(text: str, x: Tensor, key: MessageKey = FIRST, context: Context = FORWARD) -> Tensor:
+def through(text: str, x: Tensor, key: MessageKey = KEY, context: Context = FORWARD) -> Tensor:
     return make(text, context).decode(bytes(make(text, context).encode(x, key)), key)
 
 
@@ -162,17 +152,6 @@ def test_the_largest_of_a_sample_are_sought_over_its_tokens() -> None:
     assert torch.equal(kept[0], torch.tensor([[10.0, 9, 8, 7], [0, 0, 0, 0]]))
     assert torch.equal(kept[1], torch.tensor([[0.0, 0, 0, 0], [2, 2, 2, 2]]))
     assert torch.equal(through("topk(0.5, sample)", x[0]), kept[0])
-
-
-def test_equal_magnitudes_are_kept_from_the_front() -> None:
-    assert through("topk(0.5)", torch.tensor([[1.0, -1, 1, -1, 1, 2]])).tolist() == [[1, -1, 0, 0, 0, 2]]
-    assert through("topk(0.5)", torch.zeros(3, 8)).tolist() == torch.zeros(3, 8).tolist()
-
-
-def test_bf16_and_its_fp32_copy_are_the_same_message() -> None:
-    x = normal(16, 96).to(torch.bfloat16)
-    ours, wide = (make("topk(0.1)", FORWARD) for _ in range(2))
-    assert bytes(ours.encode(x, key_at(0))) == bytes(wide.encode(x.float(), key_at(0)))
 
 
 @pytest.mark.parametrize("name", ["topk", "topk-blocks", "columns", "mask", "topk-shared"])
@@ -301,7 +280,7 @@ def test_norms_of_huge_columns_do_not_overflow() -> None:
 
 
 # ------------------------------------------------------------------ one mask for both directions
-def paired(text: str, x: Tensor, key: MessageKey = FIRST) -> tuple[Codec, Codec]:
+def paired(text: str, x: Tensor, key: MessageKey = KEY) -> tuple[Codec, Codec]:
     """(the gradient's encoder, its decoder) after the activations of the message key have passed."""
     upper, lower = make(text, FORWARD), make(text, FORWARD)
     lower.decode(bytes(upper.encode(x, key)), key)
@@ -370,14 +349,6 @@ def test_a_mask_that_there_is_not_is_found_out_before_anything_is_made(wrong: st
     placement.parse_placement("fwd=topk-shared(0.1), bwd=int8")
 
 
-def test_wrappers_pass_the_mask_on() -> None:
-    text = "ef(topk-shared(0.1, fp32))"
-    x = normal(4, 40)
-    encoder, decoder = paired(text, x)
-    decoded = decoder.decode(bytes(encoder.encode(torch.ones(4, 40), key_at(0))), key_at(0))
-    assert torch.equal(decoded != 0, through(text, x) != 0)
-
-
 def test_masks_go_on_from_a_saved_state() -> None:
     text, x = "topk-shared(0.1)", normal(4, 40)
     upper, later = make(text, FORWARD), make(text, FORWARD)
@@ -390,7 +361,7 @@ def test_masks_go_on_from_a_saved_state() -> None:
     cast(Any, later).reset()
     with pytest.raises(CodecError):
         decoder.decode(bytes(encoder.encode(torch.ones(4, 40), key_at(0))), key_at(0))
-    for wrong in ({}, {"masks": [("train", 0, 0, (4, 40), torch.zeros(3, dtype=torch.uint8))]}):
+    for wrong in ({}, {"rows": {("train", 0): (0, (4, 40), torch.zeros(3, dtype=torch.uint8))}}):
         with pytest.raises(CodecError):
             cast(Any, later).load(wrong)
 
@@ -427,8 +398,8 @@ def test_buffers_are_used_again_without_a_trace() -> None:
 def test_a_threshold_sends_what_reaches_it_but_no_more_than_allowed(size: int, threshold: float, most: float) -> None:
     x = normal(size, seed=size)
     text = f"ht({threshold}, {most}, fp32)"
-    payload = memoryview(make(text, FORWARD).encode(x, FIRST))
-    decoded = make(text, FORWARD).decode(payload, FIRST)
+    payload = memoryview(make(text, FORWARD).encode(x, KEY))
+    decoded = make(text, FORWARD).decode(payload, KEY)
     reach, allowed = x.abs() >= threshold, kept_of(most, size)
     kept = int(min(reach.sum(), allowed))
     assert torch.equal(decoded[decoded != 0], x[decoded != 0])
@@ -438,7 +409,7 @@ def test_a_threshold_sends_what_reaches_it_but_no_more_than_allowed(size: int, t
     content = 4 + 4 * kept + PositionCoding(1, size, kept).coded_bytes
     assert payload.nbytes == header_bytes(1) + max(content, -(-size // 256))
     # another threshold at the receiver is nothing to it
-    assert torch.equal(make("ht(7.0, 1.0, fp32)", FORWARD).decode(payload, FIRST), decoded)
+    assert torch.equal(make("ht(7.0, 1.0, fp32)", FORWARD).decode(payload, KEY), decoded)
 
 
 def test_with_error_feedback_a_threshold_owes_no_more_than_itself_and_a_spike_drains() -> None:

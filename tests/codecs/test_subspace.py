@@ -137,54 +137,18 @@ def test_dropout_of_hidden_states_is_an_error() -> None:
         through(stages, hooks_of(stages, "subspace(8)"), cut=True)
 
 
-def test_constraining_twice_is_constraining_once() -> None:
+def test_boundaries_of_a_model_share_one_subspace() -> None:
     stages = stages_of("gpt2", 3)
     hooks_of(stages, "subspace(8)")
-    middle = stages[1]
-    before = {name: value.clone() for name, value in middle.state_dict().items()}
-    context = Context(3, 1, "forward")
-    again: Any = make("subspace(8)", context)
-    again.hook(middle, "downstream")
-    assert all(torch.equal(value, before[name]) for name, value in middle.state_dict().items())
-    other: Any = make("subspace(4)", context)
+    other: Any = make("subspace(4)", Context(3, 1, "forward"))
     with pytest.raises(SpecError, match="share one subspace"):
-        other.hook(middle, "upstream")
+        other.hook(stages[1], "upstream")
 
 
 def test_a_model_that_cannot_be_constrained_is_an_error() -> None:
     codec: Any = make("subspace", FORWARD)
     with pytest.raises(SpecError, match="no writers"):
         codec.hook(torch.nn.Linear(2, 2), "downstream")
-
-
-@pytest.mark.parametrize("keep", KEEPS)
-def test_weights_stay_in_the_subspace_for_a_hundred_steps(keep: str) -> None:
-    """AdamW with decay, on gradients that are no friends of the subspace."""
-    stage = stages_of("gpt2", 2)[0]
-    codec: Any = make(f"subspace(8, {keep})", FORWARD)
-    hook: SubspaceHook = codec.hook(stage, "downstream")
-    basis = stage.kept["subspace"].basis
-    rowwise = hook.rowwise()
-    assert bool(rowwise) == (keep == "grassmann")
-    adamw = torch.optim.AdamW([p for p in stage.parameters() if p not in rowwise], lr=0.01, weight_decay=0.1)
-    rows = RowwiseAdamW(rowwise, SPEC)
-    for step in range(100):
-        weights = [part.module.weight for part in (*stage.tables(), *stage.writers()) if hasattr(part.module, "weight")]
-        loss = torch.stack(
-            [(w * torch.randn(w.shape, generator=torch.Generator().manual_seed(step))).sum() for w in weights]
-        )
-        loss.sum().backward()
-        adamw.step()
-        rows.step(0.01)
-        adamw.zero_grad()
-        hook.after_step(step, 0.01)
-    for part in (*stage.tables(), *stage.writers()):
-        if keep == "reparametrised":
-            continue
-        assert constrained_stage.outside(part.module.weight, basis) < 1e-5
-    hidden = stage(ids()).detach()
-    back = hook.receive(hook.send(hidden, ids()), ids())
-    assert float((back - hidden).abs().max() / hidden.abs().max()) < 1e-5
 
 
 def test_row_wise_second_moments_keep_an_update_in_the_span_and_element_wise_ones_do_not() -> None:

@@ -113,7 +113,7 @@ def test_no_torch_for_texts_and_documentation() -> None:
     code = (
         "import sys; from testbed.codecs.catalogue import docstrings, placement, table\n"
         "for e in table.CODECS.values(): docstrings.class_docs(e.forward), docstrings.class_docs(e.backward)\n"
-        "placement.parse_placement('fwd=int8, bwd=bf16').nominal_bits\n"
+        "placement.parse_placement('fwd=int8, bwd=bf16').nominal_bits, table.find_codec('json.decoder:JSONDecoder')\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,30 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from ends import BACKWARD, FORWARD, KEY
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.check.tensors import normal
 from testbed.codecs.dense import hadamard
 from testbed.codecs.dense.tah import Tah
 from testbed.codecs.make import make
 from testbed.errors import CodecError
-
-FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
-KEY = MessageKey("train", 0, 0, ())
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize(("tile", "metadata"), [(32, 39), (64, 40)])
-def test_metadata_bits_a_tile(tile: int, metadata: int) -> None:
-    rows, tiles = 64, 40
-    size = memoryview(make(f"tah(tile={tile})", FORWARD).encode(normal(rows, tiles * tile), KEY)).nbytes - 12
-    codes = rows * tiles * tile * 3.8
-    assert 8 * size - codes == metadata * rows * tiles
 
 
 @pytest.mark.parametrize(("tile", "bits"), [(64, 3.8 + 40 / 64), (32, 3.8 + 39 / 32)])
@@ -90,21 +74,6 @@ def test_tiles_ranked_in_a_sample_are_as_many_however_narrow_a_token_is() -> Non
     payload = sample.encode(x, KEY)
     assert 8 * (memoryview(payload).nbytes - 16) == 240 * (64 * 3.8 + 40)
     assert ((sample.decode(bytes(payload), KEY) - x).abs() <= sample.bound(x)).all()
-
-
-@given(
-    rows=st.integers(1, 4),
-    width=st.integers(1, 150),
-    tile=st.sampled_from([1, 2, 8, 32, 64]),
-    seed=st.integers(0, 2**31),
-)
-@settings(max_examples=60, deadline=None)
-def test_tiles_of_any_width_stay_within_the_bound(rows: int, width: int, tile: int, seed: int) -> None:
-    x = normal(rows, width, seed=seed) ** 5
-    codec = Tah(FORWARD, tile=tile)
-    decoded = codec.decode(bytes(codec.encode(x, KEY)), KEY)
-    assert ((decoded - x).abs() <= codec.bound(x) + 1e-30).all()
-    assert memoryview(codec.encode(x, KEY)).nbytes == codec.payload_bytes((rows, width))
 
 
 def test_rotation_is_worth_its_while_on_tiles_with_one_outlier_and_not_done_on_others() -> None:

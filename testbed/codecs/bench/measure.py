@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.bench import peers
-from testbed.codecs.check.cost import measure_codec, measure_in_model
+from testbed.codecs.check.cost import CodecTime, measure_codec, measure_in_model
 from testbed.codecs.check.subject import Subject, TrialEnd, subject_of
 from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.trial_model import changes_model
@@ -69,36 +69,29 @@ def codec_line(
 ) -> dict[str, Any]:
     """Measure one codec in one direction, as the fields of `results.CodecCost`."""
     found = fidelity(make(), make(), tensors)
-    taken = measure_codec(make(), make(), tensors, seconds=0.5)
-    return {
-        "codec": text,
-        "package": package,
-        "direction": direction,
-        "values": tensors[0].numel(),
-        "encode_s": taken.encode_s,
-        "decode_s": taken.decode_s,
-        "payload_bytes": taken.payload_bytes,
-        "bits_per_value": found.bits_per_value,
-        "relative_error": found.relative_error,
-    }
+    line = _line(text, direction, tensors, measure_codec(make(), make(), tensors, seconds=0.5))
+    return {**line, "package": package, "bits_per_value": found.bits_per_value, "relative_error": found.relative_error}
 
 
 def model_codec_lines(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
     """Measure a codec that changes the model, in both directions."""
     backward = subject_of(text, "backward")
     for direction, taken in measure_in_model(forward.spec, backward.spec, gradients, seconds=1.0).items():
-        values = gradients[0].numel()
-        yield {
-            "codec": text,
-            "direction": direction,
-            "values": values,
-            "encode_s": taken.encode_s,
-            "decode_s": taken.decode_s,
-            "layers_s": taken.layers_s,
-            "payload_bytes": taken.payload_bytes,
-            "bits_per_value": 8 * taken.payload_bytes / values,
-            "relative_error": taken.relative_error,
-        }
+        yield {**_line(text, direction, gradients, taken), "layers_s": taken.layers_s}
+
+
+def _line(text: str, direction: Direction, tensors: list[Tensor], taken: CodecTime) -> dict[str, Any]:
+    values = tensors[0].numel()
+    return {
+        "codec": text,
+        "direction": direction,
+        "values": values,
+        "encode_s": taken.encode_s,
+        "decode_s": taken.decode_s,
+        "payload_bytes": taken.payload_bytes,
+        "bits_per_value": 8 * taken.payload_bytes / values,
+        "relative_error": taken.relative_error,
+    }
 
 
 def main(arguments: list[str]) -> int:

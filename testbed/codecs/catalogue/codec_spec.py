@@ -5,7 +5,7 @@ No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -77,30 +77,40 @@ class CodecSpec:
             if isinstance(value, CodecSpec):
                 yield from value.parts()
 
+    def term(self, name: str, known: Mapping[str, float], of_codec: Callable[[CodecSpec, str], float]) -> float:
+        """Return what a name in a formula of its row stands for: one of `known`, an argument, a choice.
+
+        Of an argument that is a codec, `of_codec` gives it by the codec and what follows the name after a dot.
+        KeyError for a name that stands for nothing.
+        """
+        argument, _, part = name.partition(".")
+        arguments = dict(self.arguments)
+        if name in known:
+            return known[name]
+        if argument not in arguments:
+            if part or not (choosing := self.row.choosing(name)):
+                raise KeyError(name)
+            return arguments[choosing[0].name] == name
+        value = arguments[argument]
+        if isinstance(value, int | float) and not part:
+            return value
+        inner = parse_codec(value) if isinstance(value, str) else value
+        if not isinstance(inner, CodecSpec):
+            raise KeyError(name)
+        return of_codec(inner, part)
+
     def _most_bits(self, sizes: Mapping[str, float]) -> float:
         return max(self._bits(direction, sizes) for direction in _DIRECTIONS)
 
     def _bits(self, direction: Direction, sizes: Mapping[str, float]) -> float:
-        row, arguments = self.row, dict(self.arguments)
+        row = self.row
 
         def bits_of(name: str, shape: Sequence[float]) -> float:
-            value = arguments[name]
-            inner = parse_codec(value) if isinstance(value, str) else value
-            if not isinstance(inner, CodecSpec):
-                raise KeyError(name)
-            return inner._bits(direction, formula.sizes_of(shape)) if 0 not in shape else 0.0
+            inside = formula.sizes_of(shape)
+            return self.term(name, {}, lambda inner, _: inner._bits(direction, inside)) if 0 not in shape else 0.0
 
         def look_up(name: str) -> float:
-            if name in sizes:
-                return sizes[name]
-            if name not in arguments:
-                if not (choosing := row.choosing(name)):
-                    raise KeyError(name)
-                return arguments[choosing[0].name] == name
-            value = arguments[name]
-            if isinstance(value, str):
-                value = parse_codec(value)
-            return value._bits(direction, sizes) if isinstance(value, CodecSpec) else value
+            return self.term(name, sizes, lambda inner, _: inner._bits(direction, sizes))
 
         if row.bits is None:
             return _UNKNOWN_BITS
@@ -132,8 +142,12 @@ def bind(call: Call, text: str) -> CodecSpec:
             raise fault(text, argument.at, f"{parameter.name} of {row.name} is stated twice")
         given[parameter.name] = _value(row, parameter, argument.value, text)
     for parameter in row.parameters:
-        if parameter.name not in given:
-            given[parameter.name] = _unless_required(row, parameter, call, text)
+        if parameter.name in given:
+            continue
+        if parameter.default is REQUIRED:
+            needed = f"{row.name} needs {parameter.name}: {parameter.doc}; for example {row.example_text}"
+            raise fault(text, call.at, needed)
+        given[parameter.name] = _default(parameter)
     return CodecSpec(row.name, tuple((parameter.name, given[parameter.name]) for parameter in row.parameters))
 
 
@@ -198,24 +212,12 @@ def _value(row: CodecRow, parameter: Parameter, value: Number | Call, text: str)
     return value.name
 
 
-def _unless_required(row: CodecRow, parameter: Parameter, call: Call, text: str) -> Value:
-    if parameter.default is REQUIRED:
-        raise fault(
-            text, call.at, f"{row.name} needs {parameter.name}: {parameter.doc}; for example {row.example_text}"
-        )
-    return _default(parameter)
-
-
 def _default(parameter: Parameter) -> Value:
     default = parameter.default
-    if parameter.kind == "codec":
-        assert isinstance(default, str)
-        return parse_codec(default)
-    if parameter.kind == "float":
-        assert isinstance(default, int | float)
-        return float(default)
-    assert isinstance(default, int | str)
-    return default
+    assert isinstance(default, int | float | str)
+    if isinstance(default, str):
+        return parse_codec(default) if parameter.kind == "codec" else default
+    return float(default) if parameter.kind == "float" else default
 
 
 def _our_arguments(spec: CodecSpec) -> Iterator[str]:

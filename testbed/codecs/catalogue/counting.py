@@ -33,11 +33,10 @@ may be used by name.
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import NamedTuple
 
 from testbed.codecs.catalogue import formula, table
-from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
+from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.catalogue.row import Counts, Work
 from testbed.errors import SpecError
 from testbed.message_key import Direction
@@ -73,39 +72,22 @@ def count_work(spec: CodecSpec, direction: Direction, shape: tuple[int, ...]) ->
 
 def _count(spec: CodecSpec, direction: Direction, shape: tuple[int, ...], end: str, kind: str) -> float:
     """Return one count of one end, per value."""
-    row, arguments = spec.row, dict(spec.arguments)
     known = {**formula.sizes_of(shape), "gradients": float(direction == "backward")}
-    if row.bits is not None:
+    if spec.row.bits is not None:
         known["payload"] = spec.bits(direction, shape) / 8
 
-    def look_up(name: str) -> float:
-        if name in known:
-            return known[name]
-        argument, _, inner_end = name.partition(".")
-        if argument not in arguments:
-            if inner_end or not (choosing := row.choosing(name)):
-                raise KeyError(name)
-            return arguments[choosing[0].name] == name
-        value = arguments[argument]
-        if not inner_end:
-            if isinstance(value, CodecSpec | str):
-                raise KeyError(name)
-            return value
-        if inner_end not in ("encode", "decode") or not isinstance(inner := _codec(value), CodecSpec):
-            raise KeyError(name)
+    def of_codec(inner: CodecSpec, inner_end: str) -> float:
+        if inner_end not in ("encode", "decode"):
+            raise KeyError(f"{inner.text}.{inner_end}")
         return _count(inner, direction, shape, inner_end, kind)
 
     counts = getattr(_work_of(spec, direction), end)
     try:
-        return formula.evaluate(getattr(counts, kind), look_up)
+        return formula.evaluate(getattr(counts, kind), lambda name: spec.term(name, known, of_codec))
     except (ValueError, ArithmeticError) as error:
         if spec.name in table.CODECS:
             raise
         raise SpecError(f"codec {spec.text!r}: device_{end}: {error}") from None
-
-
-def _codec(value: object) -> object:
-    return parse_codec(value) if isinstance(value, str) else value
 
 
 def _work_of(spec: CodecSpec, direction: Direction) -> Work:
@@ -123,17 +105,9 @@ def _work_of(spec: CodecSpec, direction: Direction) -> Work:
 
 def _stated_by_class(path: str) -> Work | str:
     """Return what a class says of itself, read from its source; or why that says nothing."""
-    module, _, name = path.partition(":")
-    silent = f"its class states no {' and '.join(_STATED)}"
-    origin = table.locate_module(module, path).origin
-    if origin is None or not origin.endswith(".py"):
-        return silent
-    try:
-        tree = ast.parse(Path(origin).read_text(encoding="utf8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SpecError(f"codec {path!r}: cannot read {origin}: {error}") from None
+    tree, name = table.class_source(path), path.partition(":")[2]
     stated: dict[str, Counts] = {}
-    for node in tree.body:
+    for node in tree.body if tree is not None else ():
         for line in node.body if isinstance(node, ast.ClassDef) and node.name == name else ():
             match line:
                 case (
@@ -141,7 +115,9 @@ def _stated_by_class(path: str) -> Work | str:
                     | ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
                 ) if key in _STATED:
                     stated[key] = _counts(value, key, path)
-    return Work(*(stated[key] for key in _STATED)) if len(stated) == len(_STATED) else silent
+    if len(stated) == len(_STATED):
+        return Work(*(stated[key] for key in _STATED))
+    return f"its class states no {' and '.join(_STATED)}"
 
 
 def _counts(node: ast.expr, key: str, path: str) -> Counts:

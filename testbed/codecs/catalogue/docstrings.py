@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from testbed.codecs.catalogue import table
@@ -28,16 +27,11 @@ def class_docs(path: str) -> ClassDocs:
     SpecError where the module has no source, or not this class.
     """
     module, _, name = path.partition(":")
-    origin = table.locate_module(module, path).origin
-    if origin is None or not origin.endswith(".py"):
+    if (tree := table.class_source(path)) is None:
         raise SpecError(f"codec {path!r}: the module {module} has no source to read its documentation from")
-    try:
-        tree = ast.parse(Path(origin).read_text(encoding="utf8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SpecError(f"codec {path!r}: cannot read {origin}: {error}") from None
     known = {node.name: node for node in tree.body if isinstance(node, _Documented)}
     if name not in known:
-        raise SpecError(f"codec {path!r}: there is no class {name} in {origin}")
+        raise SpecError(f"codec {path!r}: there is no class {name} in {module}")
     return ClassDocs(_of_class(known, name), _clean(ast.get_docstring(tree)))
 
 

@@ -52,19 +52,15 @@ class Parameter:
             return f"{sort} of at least {self.least:g}"
         return sort if self.most is None else f"{sort} of at most {self.most:g}"
 
-    @property
-    def sample(self) -> str:
-        """A value that it may have, as text, for an example."""
-        if self.kind == "codec":
-            return "int8"
-        if self.kind == "word":
-            return self.choices[0] if self.choices else "WORD"
-        low, high = self.least, self.most
-        if self.kind == "int":
-            return str(int(max(low or 0, min(64, high or 64))))
-        if low and high:
-            return repr(float(max(low, high / 10)))
-        return repr(float(high if low is None and high is not None else low if low else (high or 1.0) / 10))
+
+def word(name: str, choices: tuple[str, ...], doc: str, *, default: str | None = None) -> Parameter:
+    """Return a parameter that is one of several words, the first of them unless another is the default."""
+    return Parameter(name, "word", choices[0] if default is None else default, doc, choices)
+
+
+def codec(name: str, doc: str, *, default: Default = REQUIRED) -> Parameter:
+    """Return a parameter that is another codec."""
+    return Parameter(name, "codec", default, doc)
 
 
 class Counts(NamedTuple):
@@ -86,6 +82,14 @@ class Work(NamedTuple):
 
     encode: Counts
     decode: Counts
+
+    def around(self, encode: str = "inner.encode", decode: str = "inner.decode") -> Work:
+        """Add to each count what a codec inside costs at either end, by these terms."""
+        ends = zip(self, (encode, decode), strict=True)
+        return Work(*(Counts(*(f"{count} + {inside}".removeprefix("0 + ") for count in end)) for end, inside in ends))
+
+
+NO_WORK: Final = Work(Counts("0", "0", "0"), Counts("0", "0", "0"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +118,8 @@ class CodecRow:
     before, as `size_note` says."""
     size_note: str = ""
     """What the formula leaves out, for people."""
-    state: str = "none"
-    """What each end remembers."""
+    state: str = ""
+    """What each end remembers; not given: nothing, or what a codec inside does."""
     source: str
     law: Law
     """What decoding leaves of a tensor; `codecs check` tests it.
@@ -146,7 +150,9 @@ class CodecRow:
     the same family."""
 
     def __post_init__(self) -> None:
+        wraps = any(parameter.kind == "codec" for parameter in self.parameters)
         object.__setattr__(self, "backward", self.backward or self.forward)
+        object.__setattr__(self, "state", self.state or ("the inner codec's" if wraps else "none"))
 
     @property
     def size(self) -> str:
@@ -161,10 +167,9 @@ class CodecRow:
         """A text with all that is required: help and messages show it, and the kit checks it."""
         if self.example:
             return self.example
-        required = [parameter for parameter in self.parameters if parameter.default is REQUIRED]
-        written = ", ".join(
-            f"{each.name}={each.sample}" if each.kind in ("int", "float") else each.sample for each in required
-        )
+        samples = {"codec": "int8", "float": "{}=0.1", "int": "{}=64", "word": "{}=WORD"}
+        required = (parameter for parameter in self.parameters if parameter.default is REQUIRED)
+        written = ", ".join(samples[each.kind].format(each.name) for each in required)
         return f"{self.name}({written})" if written else self.name
 
     def parameter(self, name: str) -> Parameter | None:

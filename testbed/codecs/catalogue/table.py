@@ -5,9 +5,11 @@ A codec is a class for each direction, named as 'pkg.mod:Class'; the same notati
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.catalogue.rows import dense, in_model, low_rank, memory, sparse, wrappers
@@ -40,6 +42,20 @@ def find_codec(name: str) -> CodecRow:
         source=name,
         law="none",
     )
+
+
+def class_source(path: str) -> ast.Module | None:
+    """Return the source of the module of a class, 'pkg.mod:Class', which is not run; None where it has none.
+
+    SpecError for a module that cannot be found or read.
+    """
+    origin = locate_module(path.partition(":")[0], path).origin
+    if origin is None or not origin.endswith(".py"):
+        return None
+    try:
+        return ast.parse(Path(origin).read_text(encoding="utf8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SpecError(f"codec {path!r}: cannot read {origin}: {error}") from None
 
 
 def codec_modules() -> list[str]:

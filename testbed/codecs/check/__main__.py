@@ -52,33 +52,21 @@ def _rows(results: Iterator[CheckResult]) -> Iterator[list[CheckResult]]:
 
     Neighbours whose names begin alike and that have nothing to ask, for one reason, are one row.
     """
-    waiting: list[list[CheckResult]] = []
-    for _, group in itertools.groupby(results, key=lambda result: result.check):
-        row = list(group)
-        if waiting and not (_family(row) and _family(row) == _family(waiting[0])):
-            yield _together(waiting)
-            waiting = []
-        if _family(row):
-            waiting.append(row)
-        else:
-            yield row
-    if waiting:
-        yield _together(waiting)
+    rows = (list(group) for _, group in itertools.groupby(results, key=lambda result: result.check))
+    for family, alike in itertools.groupby(rows, key=_family):
+        if family is None:
+            yield from alike
+            continue
+        row, *others = alike
+        name = f"{family[0]}, {1 + len(others)} checks" if others else row[0].check
+        yield [result._replace(check=name) for result in row]
 
 
 def _family(row: Sequence[CheckResult]) -> tuple[str, ...] | None:
     """Return what rows must have in common to be one; None for a row that stands alone."""
     name, colon, _ = row[0].check.partition(":")
-    return (
-        (name, *(result.detail for result in row)) if colon and all(result.verdict == "-" for result in row) else None
-    )
-
-
-def _together(rows: Sequence[list[CheckResult]]) -> list[CheckResult]:
-    if len(rows) == 1:
-        return rows[0]
-    name = f"{rows[0][0].check.partition(':')[0]}, {len(rows)} checks"
-    return [result._replace(check=name) for result in rows[0]]
+    silent = colon and all(result.verdict == "-" for result in row)
+    return (name, *(result.detail for result in row)) if silent else None
 
 
 def _print(console: Console, row: Sequence[CheckResult]) -> None:

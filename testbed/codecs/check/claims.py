@@ -19,7 +19,7 @@ class Bounded(Protocol):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest |decoded - tensor| of a message key's first message, for each value: broadcastable to
-        the tensor's shape.
+        the shape of the tensor, which is fp32 and not empty.
         """
         ...
 

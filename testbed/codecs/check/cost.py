@@ -7,10 +7,10 @@ page faults is in it: that only ever makes a round longer, so the check goes by 
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -31,7 +31,6 @@ _TRIES = 5
 """How often a codec is measured that takes too long."""
 _LONGEST = 10
 """A measurement lasts so many times as long as asked for at most, where other processes have the processor."""
-_OVER = f"in the fastest round, more than {_BAR_MS} ms"
 _VOCABULARY = 4096
 """The size of the bundled tokenizer's vocabulary."""
 
@@ -40,41 +39,32 @@ Taken = TypeVar("Taken")
 
 
 class CodecTime(NamedTuple):
-    """Medians of processor time for one message, and the mean of its size."""
+    """Medians of processor time for one message in one direction, and the mean of its size."""
 
     encode_s: float
+    """Where the codec changes the model: from hidden states to bytes; backward, from the gradient through `receive` to
+    bytes."""
     decode_s: float
-    payload_bytes: int
-    least_s: float
-    """Of both together, in the fastest round."""
-
-
-class InModelTime(NamedTuple):
-    """Medians of processor time for one message of a codec that changes the model, in one direction."""
-
-    encode_s: float
-    """From hidden states to bytes; backward, from the gradient through `receive` to bytes."""
-    decode_s: float
-    """From bytes to hidden states; backward, from bytes to the gradient and through `send`."""
+    """Where it does: from bytes to hidden states; backward, from bytes to the gradient and through `send`."""
     bytes_s: float
     """The part of both that makes and reads bytes."""
     layers_s: float
     """The rest: the codec's part of the model."""
     payload_bytes: int
-    least_bytes_s: float
+    least_s: float
     """Making and reading bytes in the fastest round."""
-    relative_error: float | None
+    relative_error: float | None = None
     """The error of the hidden states that come back; None for gradients, and where the training is to find what is
     lost."""
 
 
 class _Round(NamedTuple):
-    layers_out_s: float
     encode_s: float
     decode_s: float
-    layers_in_s: float
     payload_bytes: int
-    error: float
+    layers_out_s: float = 0.0
+    layers_in_s: float = 0.0
+    error: float = 0.0
 
 
 def within_a_tenth_of_the_wire(subject: Subject) -> str:
@@ -84,42 +74,33 @@ def within_a_tenth_of_the_wire(subject: Subject) -> str:
     do.
     """
     tensors = [hidden(*_SHAPE, seed=seed) for seed in range(3)]
-    if changes_model(subject.spec):
-        inside = _fastest(
-            lambda: measure_in_model(subject.forward, subject.spec, tensors)[subject.direction],
-            lambda found: found.least_bytes_s,
-        )
-        split = f"bytes {1e3 * inside.bytes_s:.2f} ms, its layers in the model {1e3 * inside.layers_s:.2f} ms"
-        least_ms = 1e3 * inside.least_bytes_s
-        require(least_ms <= _BAR_MS, f"{split}: making and reading bytes takes {least_ms:.1f} ms or more, {_OVER}")
-        return split
-    taken = _fastest(lambda: measure_codec(subject.fresh(), subject.fresh(), tensors), lambda found: found.least_s)
-    split = f"encode {1e3 * taken.encode_s:.2f} ms, decode {1e3 * taken.decode_s:.2f} ms"
-    require(1e3 * taken.least_s <= _BAR_MS, f"{split}: {1e3 * taken.least_s:.1f} ms or more, {_OVER}")
-    return split
+    in_model = changes_model(subject.spec)
 
+    def measure() -> CodecTime:
+        if in_model:
+            return measure_in_model(subject.forward, subject.spec, tensors)[subject.direction]
+        return measure_codec(subject.fresh(), subject.fresh(), tensors)
 
-def _fastest(measure: Callable[[], Taken], least_s: Callable[[Taken], float]) -> Taken:
-    """Return what was measured, the fastest of several tries where a round never takes less than the bar."""
-    found = measure()
+    taken = measure()
     for _ in range(_TRIES - 1):
-        if 1e3 * least_s(found) <= _BAR_MS:
+        if 1e3 * taken.least_s <= _BAR_MS:
             break
-        found = min(found, measure(), key=least_s)
-    return found
+        taken = min(taken, measure(), key=lambda measured: measured.least_s)
+    split = f"encode {1e3 * taken.encode_s:.2f} ms, decode {1e3 * taken.decode_s:.2f} ms"
+    if in_model:
+        split = f"bytes {1e3 * taken.bytes_s:.2f} ms, its layers in the model {1e3 * taken.layers_s:.2f} ms"
+    slow = f"making and reading bytes takes {1e3 * taken.least_s:.1f} ms or more in the fastest round"
+    require(1e3 * taken.least_s <= _BAR_MS, f"{split}: {slow}, more than {_BAR_MS} ms")
+    return split
 
 
 def measure_codec(
     sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor], *, seconds: float = _LEAST_S
 ) -> CodecTime:
     """Measure messages of one micro-batch, the tensors in turn, for at least `seconds` of processor time."""
-    encode: list[float] = []
-    decode: list[float] = []
-    sizes: list[int] = []
-    with _one_thread():
-        more = _until(seconds)
-        number = 0
-        while number < _WARM_UP + _LEAST_ROUNDS or (more() and number < _MOST_ROUNDS):
+
+    def rounds() -> Iterator[_Round]:
+        for number in range(_MOST_ROUNDS):
             key, x = key_at(3 * number, batch=tensors[0].shape[0]), tensors[number % len(tensors)]
             sender.prepare(key, tuple(x.shape))
             receiver.prepare(key, tuple(x.shape))
@@ -128,52 +109,50 @@ def measure_codec(
             middle = time.process_time()
             receiver.codec.decode(payload, key)
             after = time.process_time()
-            if number >= _WARM_UP:
-                encode.append(middle - begin)
-                decode.append(after - middle)
-                sizes.append(memoryview(payload).nbytes)
-            number += 1
-    least_s = min(map(float.__add__, encode, decode))
-    return CodecTime(statistics.median(encode), statistics.median(decode), round(statistics.mean(sizes)), least_s)
+            yield _Round(middle - begin, after - middle, memoryview(payload).nbytes)
 
-
-def _until(seconds: float) -> Callable[[], bool]:
-    """Return what says whether a measurement of so many seconds of processor time goes on."""
-    end, latest = time.process_time() + seconds, time.monotonic() + _LONGEST * seconds
-    return lambda: time.process_time() < end and time.monotonic() < latest
+    return _medians(_taken(rounds(), seconds), exact=False)
 
 
 def measure_in_model(
     forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor], *, seconds: float = _LEAST_S
-) -> dict[Direction, InModelTime]:
+) -> dict[Direction, CodecTime]:
     """Measure messages of the gradients' shape (b, n, d) for at least `seconds` of processor time.
 
     Hidden states are those of a first stage with random weights: a subspace takes no others.
     """
-    rounds: dict[Direction, list[_Round]] = {"forward": [], "backward": []}
-    with _one_thread():
-        more = _until(seconds)
-        for number, (there, back) in enumerate(_messages(forward, backward, gradients)):
-            if number >= _WARM_UP:
-                rounds["forward"].append(there)
-                rounds["backward"].append(back)
-            if number >= _WARM_UP + _LEAST_ROUNDS and not more():
+    there, back = zip(*_taken(_messages(forward, backward, gradients), seconds), strict=True)
+    return {"forward": _medians(there, exact=is_exact(forward)), "backward": _medians(back, exact=False)}
+
+
+def _taken(rounds: Iterator[Taken], seconds: float) -> list[Taken]:
+    """Return the rounds of so many seconds of processor time, but for the first few; with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        end, latest = time.process_time() + seconds, time.monotonic() + _LONGEST * seconds
+        taken = []
+        for each in rounds:
+            taken.append(each)
+            enough = len(taken) >= _WARM_UP + _LEAST_ROUNDS
+            if enough and not (time.process_time() < end and time.monotonic() < latest):
                 break
-    exact = is_exact(forward)
-    return {direction: _medians(measured, exact and direction == "forward") for direction, measured in rounds.items()}
+    finally:
+        torch.set_num_threads(threads)
+    return taken[_WARM_UP:]
 
 
-def _medians(rounds: list[_Round], exact: bool) -> InModelTime:
-    def median(of: int, also: int) -> float:
-        return statistics.median(float(times[of]) + float(times[also]) for times in rounds)
+def _medians(rounds: Sequence[_Round], *, exact: bool) -> CodecTime:
+    def median(*parts: str) -> float:
+        return float(statistics.median(sum(getattr(times, part) for part in parts) for times in rounds))
 
-    return InModelTime(
-        encode_s=median(0, 1),
-        decode_s=median(2, 3),
-        bytes_s=median(1, 2),
-        layers_s=median(0, 3),
+    return CodecTime(
+        encode_s=median("layers_out_s", "encode_s"),
+        decode_s=median("decode_s", "layers_in_s"),
+        bytes_s=median("encode_s", "decode_s"),
+        layers_s=median("layers_out_s", "layers_in_s"),
         payload_bytes=round(statistics.mean(times.payload_bytes for times in rounds)),
-        least_bytes_s=min(times.encode_s + times.decode_s for times in rounds),
+        least_s=min(times.encode_s + times.decode_s for times in rounds),
         relative_error=max(times.error for times in rounds) if exact else None,
     )
 
@@ -186,17 +165,15 @@ def _messages(forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor]) 
     upper, lower = TrialStage("first", size), TrialStage("last", size)
     above, below = hook_of(sender, upper, "downstream"), hook_of(receiver, lower, "upstream")
     clock = time.process_time
-    step = 0
-    while True:
+    for step in itertools.count():
         key = key_at(step, batch=batch)
         ids = torch.randint(_VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(step))
         gradient = gradients[step % len(gradients)]
         with torch.no_grad():
             hidden = upper(ids)
         hidden.requires_grad_()
-        for hook in (above, below):
-            if hook is not None:
-                hook.begin(step, 1)
+        for hook in filter(None, (above, below)):
+            hook.begin(step, 1)
         t0 = clock()
         coded = hidden * 1 if above is None else above.send(hidden, ids)
         t1 = clock()
@@ -217,17 +194,6 @@ def _messages(forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor]) 
         t8 = clock()
         error = float((restored - hidden).detach().norm() / hidden.detach().norm())
         yield (
-            _Round(t1 - t0, t2 - t1, t3 - t2, t4 - t3, memoryview(payload).nbytes, error),
-            _Round(t5 - t4, t6 - t5, t7 - t6, t8 - t7, memoryview(back).nbytes, 0.0),
+            _Round(t2 - t1, t3 - t2, memoryview(payload).nbytes, t1 - t0, t4 - t3, error),
+            _Round(t6 - t5, t7 - t6, memoryview(back).nbytes, t5 - t4, t8 - t7),
         )
-        step += 1
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

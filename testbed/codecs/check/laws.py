@@ -16,6 +16,7 @@ from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal, odd
 from testbed.codecs.check.verdicts import NothingToAsk, require, same
 from testbed.codecs.contract import MessageKey
+from testbed.codecs.wrap import bound_of
 from testbed.errors import CodecError
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -99,8 +100,7 @@ def bounded(subject: Subject, *, claimed: bool = False) -> str:
 
 def _bound(subject: Subject, x: Tensor) -> Tensor | None:
     """Return the bound that the codec itself states, in fp64; None where it states none, or infinity."""
-    codec = subject.fresh().codec
-    bound = codec.bound(x).double() if isinstance(codec, Bounded) else torch.tensor(torch.inf)
+    bound = bound_of(subject.fresh().codec, x).double()
     return bound if bool(bound.isfinite().all()) else None
 
 

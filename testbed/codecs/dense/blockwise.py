@@ -119,10 +119,8 @@ class Blockwise8(BodyCodec):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        if not tensor.numel():
-            return torch.zeros(tensor.shape)
         of = self._grouping(tensor.shape)
-        x = of.split(tensor.detach().to(torch.float32))
+        x = of.split(tensor)
         largest = groups.largest_magnitude(x).clamp_min_(_SMALLEST).to(torch.float64)
         return of.trim((HALF_GAP * (1 + 2**-14) * largest).expand(x.shape).contiguous()).view(tensor.shape)
 

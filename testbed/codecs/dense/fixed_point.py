@@ -63,9 +63,7 @@ class FixedPoint(BodyCodec):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        if not tensor.numel():
-            return torch.zeros(tensor.shape)
-        x = tensor.detach().to(torch.float32).reshape(rows_of(tensor.shape))
+        x = tensor.reshape(rows_of(tensor.shape))
         step = groups.scales(groups.largest_magnitude(x, 0), self._half).to(torch.float64)
         half = torch.maximum(step / 2, x.to(torch.float64) - (self._half - 1) * step)
         clipped = (x.abs().to(torch.float64) - self._half * step).clamp_min(0)

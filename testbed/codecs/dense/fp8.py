@@ -74,9 +74,7 @@ class Fp8(BodyCodec):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        if not tensor.numel():
-            return torch.zeros(tensor.shape)
-        x = tensor.detach().to(torch.float32).reshape(rows_of(tensor.shape))
+        x = tensor.reshape(rows_of(tensor.shape))
         scale = groups.scales(groups.largest_magnitude(x), self._format.largest).to(torch.float64)
         kind = torch.finfo(self._format.dtype)
         half = torch.maximum(x.abs().to(torch.float64), kind.tiny * scale) * (kind.eps / 2)

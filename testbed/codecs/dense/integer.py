@@ -152,10 +152,8 @@ class Integer(BodyCodec):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        if not tensor.numel():
-            return torch.zeros(tensor.shape)
         of, levels = Grouping.of(tensor.shape, self._group), self._levels
-        x = of.split(tensor.detach().to(torch.float32), edge=levels.grid == "asymmetric")
+        x = of.split(tensor, edge=levels.grid == "asymmetric")
         if levels.grid == "asymmetric":
             step = Affine.fit(x, levels.top, MessageKey("train", 0, 0, ())).step
         else:

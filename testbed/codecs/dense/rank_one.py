@@ -74,12 +74,9 @@ class OneBit(BodyCodec):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value, which is no larger than the value or its level: the signs agree."""
-        x = tensor.detach().to(torch.float32)
-        if not x.numel():
-            return x
-        of_rows, of_columns = _means(x.abs().reshape(rows_of(x.shape)), None)
+        of_rows, of_columns = _means(tensor.abs().reshape(rows_of(tensor.shape)), None)
         rounded = (1 + 2.0**-8) ** 2 * self.largest
-        return torch.maximum(x.abs(), torch.outer(of_rows, of_columns).mul_(rounded).view(x.shape))
+        return torch.maximum(tensor.abs(), torch.outer(of_rows, of_columns).mul_(rounded).view(tensor.shape))
 
     @staticmethod
     def _in_scales(codes: Tensor) -> Tensor:

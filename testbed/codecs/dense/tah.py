@@ -142,10 +142,8 @@ class Tah(BodyCodec):
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        if not tensor.numel():
-            return torch.zeros(tensor.shape)
         of = self._grouping(tensor.shape)
-        x, ranked = of.split(tensor.detach().to(torch.float32)), self._ranked(tensor.shape, of)
+        x, ranked = of.split(tensor), self._ranked(tensor.shape, of)
         plan = self._plan(x, ranked, MessageKey("train", 0, 0, ()))
         bounds = plan.affine.step.to(torch.float64) / 2 * (1 + 2**-12)
         bounds += plan.x.abs().amax(-1, keepdim=True) * 2**-18

@@ -83,12 +83,9 @@ class Uniform:
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        x = tensor.detach().to(torch.float32)
-        if not x.numel():
-            return torch.zeros(x.shape)
-        step, _ = self._step(x, MessageKey("train", 0, 0, ()))
-        clipped = (x.abs().double() - _REACH * step).clamp_min(0)
-        return 0.5 * step + x.abs().double() * 2**-20 + clipped
+        step, _ = self._step(tensor, MessageKey("train", 0, 0, ()))
+        clipped = (tensor.abs().double() - _REACH * step).clamp_min(0)
+        return 0.5 * step + tensor.abs().double() * 2**-20 + clipped
 
     def _step(self, x: Tensor, key: MessageKey) -> tuple[float, float]:
         """Return the step as fp32 has it, and how many of them the largest value is away."""

@@ -8,7 +8,7 @@ boundary.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from testbed import keyed
 from testbed.codecs.contract import Codec, Context
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.model_codec import InModel, changeable
+from testbed.codecs.in_model.model_codec import HookBase, InModel, changeable
 from testbed.message_key import Side
 
 Squeeze = Literal["linear", "maxout"]
@@ -29,7 +29,7 @@ seed.
 """
 
 
-class BottleneckHook:
+class BottleneckHook(HookBase):
     """One end of a bottleneck in a stage's model, as `contract.Hook` says."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -40,10 +40,6 @@ class BottleneckHook:
         """Return this end's."""
         return self.module.parameters()
 
-    def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """Return none."""
-        return {}
-
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         """Map hidden states (b, n, d) to (b, n, m)."""
         return self.module(hidden)  # type: ignore[no-any-return]
@@ -51,12 +47,6 @@ class BottleneckHook:
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
         """Map (b, n, m) to hidden states (b, n, d)."""
         return self.module(coded)  # type: ignore[no-any-return]
-
-    def begin(self, step: int, microbatches: int) -> None:
-        """Do nothing."""
-
-    def after_step(self, step: int, rate: float) -> None:
-        """Do nothing: the optimiser does it all."""
 
 
 class _Bottleneck(InModel):

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, changeable
+from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, HookBase, changeable
 from testbed.errors import SpecError
 from testbed.message_key import Direction, Phase, Side
 
@@ -71,7 +71,7 @@ class StageEmbedding(nn.Module):
         return rows
 
 
-class MaplHook:
+class MaplHook(HookBase):
     """One boundary's part in a stage's model, as `contract.Hook` says."""
 
     def __init__(self, embedding: StageEmbedding, width: int, *, boundary: int, sends: bool) -> None:
@@ -89,10 +89,6 @@ class MaplHook:
     def parameters(self) -> Iterable[nn.Parameter]:
         """Return the stage's E, which both its hooks name. A is updated here, not by the optimiser."""
         return (self._embedding.weight,)
-
-    def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """Return none."""
-        return {}
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         """Map hidden states (b, n, d) to (b, n, r)."""

@@ -6,7 +6,7 @@ must hold alike. `workloads` has stages that can be changed; nothing here knows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -65,6 +65,24 @@ def changeable(model: nn.Module, codec: str) -> ChangeableStage:
             f"it has no {', no '.join(missing)}"
         )
     return cast("ChangeableStage", model)
+
+
+class HookBase:
+    """What `contract.Hook` asks for of a hook that learns nothing and has nothing to do about a step."""
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Return none."""
+        return ()
+
+    def rowwise(self) -> Mapping[nn.Parameter, int]:
+        """Return none."""
+        return {}
+
+    def begin(self, step: int, microbatches: int) -> None:
+        """Do nothing."""
+
+    def after_step(self, step: int, rate: float) -> None:
+        """Do nothing."""
 
 
 class InModel:

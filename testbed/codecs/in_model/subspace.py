@@ -32,7 +32,7 @@ the code released with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.constrained_stage import ConstrainedStage, Keep, SubspaceSettings
-from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, changeable
+from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, HookBase, changeable
 from testbed.errors import SpecError
 from testbed.message_key import Direction, Side
 
@@ -50,7 +50,7 @@ _SAMPLED_STEPS = 8
 """The steps before the basis moves, of each of which one micro-batch's gradient is sampled."""
 
 
-class SubspaceHook:
+class SubspaceHook(HookBase):
     """One boundary's part in a stage's model, as `contract.Hook` says."""
 
     def __init__(self, stage: ConstrainedStage, model: ChangeableStage, *, boundary: int, sends: bool) -> None:
@@ -59,10 +59,6 @@ class SubspaceHook:
         self._unchecked = stage.settings.keep != "free"
         self._sampled: Tensor | None = None
         self._sampling = False
-
-    def parameters(self) -> Iterable[nn.Parameter]:
-        """Return none: the constrained parameters are the model's."""
-        return ()
 
     def rowwise(self) -> Mapping[nn.Parameter, int]:
         """Return the stage's, where it is constrained and its basis moves."""

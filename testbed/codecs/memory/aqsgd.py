@@ -27,7 +27,7 @@ from testbed.codecs.memory.delta import CASTS
 from testbed.codecs.memory.examples import ExampleKey, Examples
 from testbed.codecs.memory.history import check_follows, following
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame
+from testbed.codecs.wrap import Loop, bound_of, decode_as, frame, open_frame
 from testbed.errors import CodecError
 
 _EACH, _WHOLE = 0, 1
@@ -35,7 +35,7 @@ _EACH, _WHOLE = 0, 1
 _MB = 1e6
 
 
-class AqSgd(ClosedLoop):
+class AqSgd(Loop):
     """New examples in full, and the differences of the others.
 
     Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of the
@@ -60,7 +60,7 @@ class AqSgd(ClosedLoop):
         `memory_mb` (10**6 bytes), the rest in a file.
         """
         self.examples = Examples(memory_mb * _MB)
-        super().__init__(inner, self.examples)
+        super().__init__(inner, memory=self.examples)
         self._first, self._direct = CASTS[first](context), later == "direct"
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:

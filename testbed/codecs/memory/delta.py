@@ -25,7 +25,7 @@ from testbed.codecs.wire.header import VISIT_AT, Shape, check_finite, check_inpu
 from testbed.codecs.wire.scratch import Scratch
 from testbed.codecs.wrap import (
     HEADER_BYTES,
-    ClosedLoop,
+    Loop,
     bound_of,
     decode_as,
     frame,
@@ -48,7 +48,7 @@ CASTS: dict[str, Callable[[Context], Fp32 | Bf16 | Fp16 | Int8]] = {
 """What a first message may go over as. Not by the names of codecs: in `delta(int8)` int8 is what sends differences."""
 
 
-class Delta(ClosedLoop):
+class Delta(Loop):
     """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner
     payload.
 
@@ -68,7 +68,7 @@ class Delta(ClosedLoop):
     def __init__(self, context: Context, inner: Codec, first: First = "inner", **_: Any) -> None:
         """`first`: a micro-batch's first message goes through the inner codec too, or as it is, in one of `CASTS`."""
         self._history = History()
-        super().__init__(inner, self._history)
+        super().__init__(inner, memory=self._history)
         self._first = CASTS[first](context) if first in CASTS else None
         self._scratch = Scratch()
         self.law = law_of_bound(inner)

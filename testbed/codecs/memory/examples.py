@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from testbed.codecs.memory.history import Memory
+from testbed.codecs.remembered import checked_rows
 from testbed.codecs.wire.header import Shape
 from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
@@ -111,22 +113,14 @@ class Examples:
 
     def state(self) -> dict[str, Any]:
         """Return all that is held, which may be large."""
-        return {"examples": [(*key, held.visit, self.gather([key], held.shape)[0]) for key, held in self._held.items()]}
+        return {"examples": {key: (self.gather([key], held.shape)[0], held.visit) for key, held in self._held.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Hold what `state` returned. CodecError for anything else."""
         check_keys(state, {"examples"})
         loaded = Examples(self._limit_bytes)
-        for row in state["examples"]:
-            match row:
-                case ("train" | "evaluation" as phase, tuple() as ids, int(visit), Tensor() as value) if (
-                    0 <= visit <= 255
-                    and value.dtype == torch.float32
-                    and all(isinstance(number, int) for number in ids)
-                ):
-                    loaded.put([(phase, ids)], [visit], value.unsqueeze(0))
-                case _:
-                    raise CodecError("cannot load a state: a row is not (phase, sample ids, visit, fp32 tensor)")
+        for key, (value, visit) in checked_rows(dict[ExampleKey, Memory], state["examples"]).items():
+            loaded.put([key], [visit], value.unsqueeze(0))
         self.reset()
         self.__dict__.update(loaded.__dict__)
 

@@ -4,38 +4,37 @@ momentum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey, Payload
-from testbed.codecs.memory.history import MicrobatchKey
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
+from testbed.codecs.remembered import Fp32, MicrobatchKey, Rows
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Wrapper, check_keys, twin
-from testbed.errors import CodecError
+from testbed.codecs.wrap import Loop
 
 
 class _Owed(NamedTuple):
     step: int
-    value: Tensor
-    """E: fp32, the shape of the tensor."""
+    value: Fp32
+    """E: the shape of the tensor."""
 
 
-class Feedback(Wrapper):
+class Feedback(Loop):
     """Send C(X + decay * E), then set E to what of it the receiver does not decode. The payload is the inner codec's.
 
     There is one E for each (phase, micro-batch), from step to step. Only the sender remembers E; for a tensor of
     another shape than the last, E is 0.
     """
 
-    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0) -> None:
-        """Nothing in the context matters here: no number is drawn."""
-        self.inner, self._decoder, self._decay = inner, twin(inner), decay
-        super().__init__(inner=inner, decoder=self._decoder)
-        self._owed: dict[MicrobatchKey, _Owed] = {}
-        self._scratch = torch.empty(0)
+    unshared = "decoder"  # the sender's, which has no counterpart: the receiver decodes with the inner codec itself
+
+    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0, **memories: Stateful) -> None:
+        """Nothing in the context matters here: no number is drawn. `memories` are held beside E."""
+        self._decay, self._scratch = decay, torch.empty(0)
+        self._owed = Rows(dict[MicrobatchKey, _Owed])
+        super().__init__(inner, owed=self._owed, **memories)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode the tensor and what is owed.
@@ -58,46 +57,12 @@ class Feedback(Wrapper):
             payload = self.inner.encode(target, key)
             left = torch.sub(target, decoded := self._decoder.decode(payload, key), out=decoded)
             header.check_finite(left, key, "error feedback")
-        self._owed[self._key(key)] = _Owed(key.step, left)
+        self._owed.rows[self._key(key)] = _Owed(key.step, left)
         return payload, target
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """Decode with the inner codec."""
         return self.inner.decode(payload, key)
-
-    def shared(self) -> Mapping[str, Tensor]:
-        """Return what the inner codec shares.
-
-        The sender's decoder has no counterpart: the receiver decodes with the inner codec itself.
-        """
-        return {key: value for key, value in super().shared().items() if not key.startswith("decoder.")}
-
-    def state(self) -> dict[str, Any]:
-        """Return every E, and the inner codec's state."""
-        return {
-            "parts": super().state(),
-            "owed": [(*key, owed.step, owed.value.clone()) for key, owed in self._owed.items()],
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. CodecError for anything else."""
-        check_keys(state, {"parts", "owed"})
-        loaded: dict[MicrobatchKey, _Owed] = {}
-        for row in state["owed"]:
-            match row:
-                case ("train" | "evaluation" as phase, int(part), int(step), Tensor() as value) if (
-                    value.dtype == torch.float32
-                ):
-                    loaded[phase, part] = _Owed(step, value.clone())
-                case _:
-                    raise CodecError("cannot load a state: a row is not (phase, micro-batch, step, fp32 tensor)")
-        super().load(state["parts"])
-        self._owed = loaded
-
-    def reset(self) -> None:
-        """Owe nothing any more."""
-        super().reset()
-        self._owed = {}
 
     def _key(self, key: MessageKey) -> MicrobatchKey:
         return key.phase, key.microbatch
@@ -107,7 +72,7 @@ class Feedback(Wrapper):
         return True
 
     def _of(self, key: MessageKey, shape: torch.Size) -> Tensor | None:
-        owed = self._owed.get(self._key(key))
+        owed = self._owed.rows.get(self._key(key))
         return owed.value if owed is not None and owed.value.shape == shape and self._lasts(owed, key) else None
 
 
@@ -120,13 +85,9 @@ class ErrorFeedback(Feedback):
     Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
-    def __init__(self, context: Context, *, inner: Codec) -> None:
-        """See `Feedback`."""
-        super().__init__(context, inner=inner)
-
     def residual(self, key: MessageKey) -> Tensor:
         """Return E after the last message, at the sender: what of the inputs has not crossed."""
-        owed = self._owed.get(self._key(key))
+        owed = self._owed.rows.get(self._key(key))
         return torch.zeros(()) if owed is None else owed.value.clone()
 
 
@@ -156,46 +117,19 @@ class MomentumFeedback(Feedback):
 
     def __init__(self, context: Context, *, inner: Codec, momentum: float = 0.9) -> None:
         """See `Feedback`."""
-        super().__init__(context, inner=inner)
-        self._momentum = momentum
-        self._velocity: dict[MicrobatchKey, Tensor] = {}
+        self._momentum, self._velocity = momentum, Rows(dict[MicrobatchKey, _Owed])
+        super().__init__(context, inner=inner, velocity=self._velocity)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode V. CodecError as `Feedback.encode` raises it."""
         x = header.check_input(tensor).to(torch.float32)
-        last = self._velocity.get(self._key(key))
-        velocity = x.clone() if last is None or last.shape != x.shape else torch.add(x, last, alpha=self._momentum)
+        velocity, last = x.clone(), self._velocity.rows.get(self._key(key))
+        if last is not None and last.value.shape == x.shape:
+            velocity.add_(last.value, alpha=self._momentum)
         payload, target = self._encode(velocity, key)
-        velocity[target != self._owed[self._key(key)].value] = 0.0
-        self._velocity[self._key(key)] = velocity
+        velocity[target != self._owed.rows[self._key(key)].value] = 0.0
+        self._velocity.rows[self._key(key)] = _Owed(key.step, velocity)
         return payload
-
-    def state(self) -> dict[str, Any]:
-        """Return every V and U, and the inner codec's state."""
-        return {
-            "feedback": super().state(),
-            "velocity": [(*key, velocity.clone()) for key, velocity in self._velocity.items()],
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. CodecError for anything else."""
-        check_keys(state, {"feedback", "velocity"})
-        loaded: dict[MicrobatchKey, Tensor] = {}
-        for row in state["velocity"]:
-            match row:
-                case ("train" | "evaluation" as phase, int(part), Tensor() as velocity) if (
-                    velocity.dtype == torch.float32
-                ):
-                    loaded[phase, part] = velocity.clone()
-                case _:
-                    raise CodecError("cannot load a state: a row is not (phase, micro-batch, fp32 tensor)")
-        super().load(state["feedback"])
-        self._velocity = loaded
-
-    def reset(self) -> None:
-        """Forget U and V."""
-        super().reset()
-        self._velocity = {}
 
 
 class LazyErrorFeedback(ErrorFeedback):

@@ -7,27 +7,23 @@ is a CodecError and never a silent drift.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from testbed.codecs.contract import MessageKey
-from testbed.codecs.wrap import check_keys
+from testbed.codecs.remembered import Fp32, MicrobatchKey, Rows
 from testbed.errors import CodecError
-from testbed.message_key import Phase
-
-MicrobatchKey = tuple[Phase, int]
-"""Phase and micro-batch: what comes again in the next step."""
 
 
 class Memory(NamedTuple):
     """What is held for one micro-batch."""
 
-    value: Tensor
-    """P: fp32, the shape of the tensor."""
-    visit: int
+    value: Fp32
+    """P: the shape of the tensor."""
+    visit: Annotated[int, Field(ge=0, le=255)]
     """The last message's visit number."""
 
 
@@ -46,15 +42,15 @@ def check_follows(key: MessageKey, visit: int, last: int | None, what: str) -> N
         )
 
 
-class History:
+class History(Rows[MicrobatchKey, Memory]):
     """One tensor per (phase, micro-batch)."""
 
     def __init__(self) -> None:
-        self._memory: dict[MicrobatchKey, Memory] = {}
+        super().__init__(dict[MicrobatchKey, Memory])
 
     def last(self, key: MessageKey) -> Memory | None:
         """Return what is held for a message's micro-batch."""
-        return self._memory.get((key.phase, key.microbatch))
+        return self.rows.get((key.phase, key.microbatch))
 
     def follow(self, key: MessageKey, visit: int) -> Memory | None:
         """Return what a message of this visit number builds on; None for visit 0.
@@ -76,33 +72,11 @@ class History:
             held = last.value
         else:
             held = value.clone()
-        self._memory[key.phase, key.microbatch] = Memory(held, visit)
+        self.rows[key.phase, key.microbatch] = Memory(held, visit)
 
     def shared(self) -> dict[str, Tensor]:
         """Return the tensors, and the visit numbers as tensors."""
         return {
-            **{f"{phase}/{part}": held.value for (phase, part), held in self._memory.items()},
-            **{f"{phase}/{part}/visit": torch.tensor(held.visit) for (phase, part), held in self._memory.items()},
+            **{f"{phase}/{part}": held.value for (phase, part), held in self.rows.items()},
+            **{f"{phase}/{part}/visit": torch.tensor(held.visit) for (phase, part), held in self.rows.items()},
         }
-
-    def state(self) -> dict[str, Any]:
-        """Return what is held, for torch.save."""
-        return {"memory": [(*key, held.visit, held.value.clone()) for key, held in self._memory.items()]}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state` returned. CodecError for anything else."""
-        check_keys(state, {"memory"})
-        loaded: dict[MicrobatchKey, Memory] = {}
-        for row in state["memory"]:
-            match row:
-                case ("train" | "evaluation" as phase, int(part), int(visit), Tensor() as value) if (
-                    0 <= visit <= 255 and value.dtype == torch.float32
-                ):
-                    loaded[phase, part] = Memory(value.clone(), visit)
-                case _:
-                    raise CodecError("cannot load a state: a row is not (phase, micro-batch, visit, fp32 tensor)")
-        self._memory = loaded
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._memory.clear()

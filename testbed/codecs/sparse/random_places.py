@@ -5,7 +5,7 @@ sent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -87,17 +87,6 @@ class RandK(_Keyed):
     purpose = "rand-k places"
     laws: ClassVar[dict[str, str]] = {"inverse": "unbiased", "none": "support", "rms": "none"}
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        share: float,
-        per: Literal["token", "channels"] = "token",
-        scale: Literal["none", "inverse", "rms"] = "inverse",
-        values: ValueType = "bf16",
-    ) -> None:
-        super().__init__(context, share=share, per=per, scale=scale, values=values)
-
     def kept_bound(self, tensor: Tensor) -> Tensor:
         """With scale=none: a whole step of bf16, because values are rounded up or down; nothing in fp32."""
         return 2 * super().kept_bound(tensor)
@@ -127,13 +116,5 @@ class KeyedMask(_Keyed):
     purpose = "mask of both directions"
     laws: ClassVar[dict[str, str]] = {"none": "support", "inverse": "none", "rms": "none"}
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        share: float,
-        per: Literal["token", "channels"] = "token",
-        scale: Literal["none", "inverse", "rms"] = "none",
-        values: ValueType = "bf16",
-    ) -> None:
-        super().__init__(context._replace(direction="forward"), share=share, per=per, scale=scale, values=values)
+    def __init__(self, context: Context, **parameters: Any) -> None:
+        super().__init__(context._replace(direction="forward"), **parameters)

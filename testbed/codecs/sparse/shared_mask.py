@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import AfterValidator, InstanceOf
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey
-from testbed.codecs.sparse.positions import Bytes, Form, PositionCoding, Positions, every_row, kept_of, pack, unpack
+from testbed.codecs.remembered import MicrobatchKey, Rows
+from testbed.codecs.sparse.positions import Bytes, PositionCoding, Positions, every_row, kept_of, pack, unpack
 from testbed.codecs.sparse.sparsifier import Floats, Sparsifier, TopK, ValueType, WithPositions
 from testbed.codecs.wire.header import Shape, rows_of
-from testbed.codecs.wrap import check_keys, walk
+from testbed.codecs.wrap import walk
 from testbed.errors import CodecError, SpecError
-from testbed.message_key import Phase
 
 
 class Kept(NamedTuple):
@@ -29,52 +30,36 @@ class Kept(NamedTuple):
 
     step: int
     shape: Shape
-    bitmap: Tensor
+    bitmap: InstanceOf[Tensor]
     """uint8, a bit for each element."""
 
 
-class _Remembers(WithPositions):
+def _whole(kept: Kept) -> Kept:
+    if kept.bitmap.dtype != torch.uint8 or kept.bitmap.numel() != -(-math.prod(kept.shape) // 8):
+        raise ValueError(f"no bitmap of a tensor of shape {kept.shape}")
+    return kept._replace(bitmap=kept.bitmap.clone())
+
+
+class _Remembers(WithPositions, Rows[MicrobatchKey, Kept]):
     """A forward codec that keeps the mask of each (phase, micro-batch), one bit per element, until its next message."""
 
     def __init__(self, context: Context, **parameters: Any) -> None:
         super().__init__(context, **parameters)
-        self._kept: dict[tuple[Phase, int], Kept] = {}
+        Rows.__init__(self, dict[MicrobatchKey, Annotated[Kept, AfterValidator(_whole)]])
 
     def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
         """Keep the mask."""
         bitmap = torch.from_numpy(pack(positions, math.prod(shape)))
-        self._kept[key.phase, key.microbatch] = Kept(key.step, shape, bitmap)
+        self.rows[key.phase, key.microbatch] = Kept(key.step, shape, bitmap)
 
     def kept(self, key: MessageKey) -> Kept | None:
         """Return the mask of this message key's activations, if they passed."""
-        kept = self._kept.get((key.phase, key.microbatch))
+        kept = self.rows.get((key.phase, key.microbatch))
         return kept if kept is not None and kept.step == key.step else None
 
     def shared(self) -> Mapping[str, Tensor]:
         """Return the masks."""
-        return {f"{phase} {microbatch} mask": kept.bitmap for (phase, microbatch), kept in self._kept.items()}
-
-    def state(self) -> dict[str, Any]:
-        """Return the masks, which only gradients that are still to come need."""
-        return {"masks": [(*key, kept.step, kept.shape, kept.bitmap.clone()) for key, kept in self._kept.items()]}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. CodecError for anything else."""
-        check_keys(state, {"masks"})
-        loaded: dict[tuple[Phase, int], Kept] = {}
-        for row in state["masks"]:
-            match row:
-                case ("train" | "evaluation" as phase, int(part), int(step), tuple(shape), Tensor() as bitmap) if (
-                    bitmap.dtype == torch.uint8 and bitmap.numel() == -(-math.prod(shape) // 8)
-                ):
-                    loaded[phase, part] = Kept(step, shape, bitmap.clone())
-                case _:
-                    raise CodecError("cannot load a state: a row is not (phase, micro-batch, step, shape, bitmap)")
-        self._kept = loaded
-
-    def reset(self) -> None:
-        """Forget all masks."""
-        self._kept = {}
+        return {f"{phase} {microbatch} mask": kept.bitmap for (phase, microbatch), kept in self.rows.items()}
 
 
 class SharedTopK(_Remembers, TopK):
@@ -97,11 +82,6 @@ class Columns(_Remembers):
     """
 
     code = 44
-
-    def __init__(
-        self, context: Context, *, share: float, values: ValueType = "bf16", positions: Form = "smaller"
-    ) -> None:
-        super().__init__(context, share=share, values=values, positions=positions)
 
     def coding(self, shape: Shape) -> PositionCoding:
         """Code one row: the channels."""

@@ -88,9 +88,7 @@ class HardThreshold:
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""
-        x = tensor.detach().to(torch.float32).abs()
-        if not x.numel():
-            return x
+        x = tensor.abs()
         most = kept_of(self._most, x.numel())
         # Of values equal to the smallest that there is room for, some may have to stay.
         limit = max(self._threshold, float(x.flatten().kthvalue(x.numel() - most).values) if most < x.numel() else 0.0)

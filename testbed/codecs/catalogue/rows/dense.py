@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
+from testbed.codecs.catalogue.row import CodecRow, Counts, Parameter, Work, codec, word
 
-_GRID = Parameter(
+_GRID = word(
     "grid",
-    "word",
-    "suited",
+    ("suited", "symmetric", "midrise", "asymmetric"),
     "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and "
     "largest value; suited: symmetric, but midrise for fewer than 8 bits rounded stochastically",
-    choices=("suited", "symmetric", "midrise", "asymmetric"),
 )
-_ROUNDING = Parameter(
-    "rounding",
-    "word",
-    "auto",
-    "auto: to nearest forward, stochastic (unbiased) backward",
-    choices=("auto", "nearest", "stochastic"),
+_ROUNDING = word(
+    "rounding", ("auto", "nearest", "stochastic"), "auto: to nearest forward, stochastic (unbiased) backward"
 )
 _GROUP = Parameter("group", "int", 0, "how many channels of a token share a step; 0: all of them", least=0)
 
 
-def _integer_work(bits: int) -> Work:
-    """Return the largest value or the ends, then the codes; a random byte each where they are rounded by one."""
-    packing = {8: 0, 6: 4, 3: 4}.get(bits, 2)
-    drawn = "(8.25 if stochastic or (gradients if auto else 0) else 0)"
-    return Work(Counts("8", "payload", f"{5 + packing} + {drawn}"), Counts("payload", "4", f"{3 + packing}"))
+_TAH_SHARE = "the share of the tiles, those of most entropy, that gets 4 bits; the others get 3"
+_TAH_TAU = "a tile is rotated if its largest value is more than tau times its second largest"
+
+
+def _cast(bits: int, name: str, summary: str, source: str) -> CodecRow:
+    operations = "0" if bits == 32 else "1"
+    return CodecRow(
+        name=name,
+        forward=f"testbed.codecs.dense.cast:{name.title()}",
+        summary=summary,
+        bits=str(bits),
+        source=source,
+        work=Work(Counts("4", "payload", operations), Counts("payload", "4", operations)),
+        linear=True,
+        law="identity" if bits == 32 else "bounded",
+    )
 
 
 def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
+    packing = {8: 0, 6: 4, 3: 4}.get(bits, 2)
+    # The largest value or the ends, then the codes; a random byte each where they are rounded by one.
+    encoding = f"{5 + packing} + (8.25 if stochastic or (gradients if auto else 0) else 0)"
     return CodecRow(
         name=f"int{bits}",
         forward=f"testbed.codecs.dense.integer:Int{bits}",
@@ -38,53 +46,25 @@ def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
         bits=size or f"{bits} + (32 if asymmetric else 16)*groups(d, min(group or d, d))",
         source="absmax quantisation; stochastic rounding: Gupta et al., ICML 2015"
         + ("; one bit: Seide et al., Interspeech 2014" if bits == 1 else ""),
-        work=_integer_work(bits),
+        work=Work(Counts("8", "payload", encoding), Counts("payload", "4", f"{3 + packing}")),
         law="bounded",
     )
 
 
 ROWS: tuple[CodecRow, ...] = (
-    CodecRow(
-        name="fp32",
-        forward="testbed.codecs.dense.cast:Fp32",
-        summary="the tensor as it is: the reference for every ratio",
-        bits="32",
-        source="IEEE 754 binary32",
-        work=Work(Counts("4", "payload", "0"), Counts("payload", "4", "0")),
-        linear=True,
-        law="identity",
-    ),
-    CodecRow(
-        name="bf16",
-        forward="testbed.codecs.dense.cast:Bf16",
-        summary="rounded to bfloat16, both directions",
-        bits="16",
-        source="torch.bfloat16, round to nearest even",
-        work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
-        linear=True,
-        law="bounded",
-    ),
-    CodecRow(
-        name="fp16",
-        forward="testbed.codecs.dense.cast:Fp16",
-        summary="rounded to half precision; values beyond 65504 are refused, small gradients lose bits",
-        bits="16",
-        source="IEEE 754 binary16, round to nearest even",
-        work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
-        linear=True,
-        law="bounded",
+    _cast(32, "fp32", "the tensor as it is: the reference for every ratio", "IEEE 754 binary32"),
+    _cast(16, "bf16", "rounded to bfloat16, both directions", "torch.bfloat16, round to nearest even"),
+    _cast(
+        16,
+        "fp16",
+        "rounded to half precision; values beyond 65504 are refused, small gradients lose bits",
+        "IEEE 754 binary16, round to nearest even",
     ),
     CodecRow(
         name="fp8",
         forward="testbed.codecs.dense.fp8:Fp8",
         parameters=(
-            Parameter(
-                "format",
-                "word",
-                "auto",
-                "auto: e4m3 (finer) forward, e5m2 (larger range) backward",
-                choices=("auto", "e4m3", "e5m2"),
-            ),
+            word("format", ("auto", "e4m3", "e5m2"), "auto: e4m3 (finer) forward, e5m2 (larger range) backward"),
         ),
         summary="8-bit floating point with a scale per token: e4m3 forward, e5m2 backward",
         bits="8 + 16/d",
@@ -113,12 +93,10 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.dense.uniform:Uniform",
         parameters=(
             Parameter("step", "float", 0.25, "the step, in units of `unit`", least=1e-6),
-            Parameter(
+            word(
                 "unit",
-                "word",
-                "rms",
+                ("rms", "absolute"),
                 "rms: the step is a share of the message's root mean square; absolute: it is a number",
-                choices=("rms", "absolute"),
             ),
         ),
         summary="multiples of one step per message, whose bytes an entropy coder behind it decides",
@@ -133,9 +111,7 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="acsgd",
         forward="testbed.codecs.dense.fixed_point:FixedPoint",
-        parameters=(
-            Parameter("bits", "int", 0, "2 to 8 bits; 0: 4 forward, 8 backward, as published", least=0, most=8),
-        ),
+        parameters=(Parameter("bits", "int", 0, "2 to 8 bits; 0: 4 forward, 8 backward, as published", (), 0, 8),),
         summary="fixed point with one scale per channel over all tokens of the micro-batch",
         bits="(bits or 4) + 16/bn",
         backward_bits="(bits or 8) + 16/bn",
@@ -147,17 +123,13 @@ ROWS: tuple[CodecRow, ...] = (
         name="hadamard",
         forward="testbed.codecs.dense.hadamard:Hadamard",
         parameters=(
-            Parameter("inner", "codec", REQUIRED, "the codec that sends the rotated tensor"),
+            codec("inner", "the codec that sends the rotated tensor"),
             Parameter("size", "int", 64, "channels of a tile, a power of two", least=1),
         ),
         summary="each token rotated in tiles, which spreads outliers, then any other codec",
         bits="inner",
-        state="the inner codec's",
         source="QuaRot (Ashkboos et al., NeurIPS 2024); tiles: TAH-Quant",
-        work=Work(
-            Counts("4 + inner.encode", "4 + inner.encode", "1 + log2(size) + inner.encode"),
-            Counts("4 + inner.decode", "4 + inner.decode", "1 + log2(size) + inner.decode"),
-        ),
+        work=Work(*[Counts("4", "4", "1 + log2(size)")] * 2).around(),
         law="bounded",
     ),
     CodecRow(
@@ -165,33 +137,25 @@ ROWS: tuple[CodecRow, ...] = (
         for_gradients=True,
         forward="testbed.codecs.dense.cosine:Cosine",
         parameters=(
-            Parameter("inner", "codec", REQUIRED, "the codec that sends the coefficients"),
+            codec("inner", "the codec that sends the coefficients"),
             Parameter("size", "int", 32, "rows and columns of a block", least=1, most=256),
         ),
         summary="the cosine transform of each block of 32 x 32, then any other codec; for gradients",
         example="dct(topk-chunk(0.0078, 1024))",
         bits="inner",
-        state="the inner codec's",
         source="DeMo: Peng et al., arXiv 2411.19870",
-        work=Work(
-            Counts("8 + inner.encode", "8 + inner.encode", "4*size + inner.encode"),
-            Counts("8 + inner.decode", "8 + inner.decode", "4*size + inner.decode"),
-        ),
+        work=Work(*[Counts("8", "8", "4*size")] * 2).around(),
         law="none",
     ),
     CodecRow(
         name="haar",
         forward="testbed.codecs.dense.haar:Haar",
-        parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the details"),),
+        parameters=(codec("inner", "the codec that sends the details"),),
         summary="each channel's mean over the tokens, and differences of neighbouring ones through any other codec",
         example="haar(int8(group=64, asymmetric))",
         bits="32/bn + inner(d, bn - 1)*(1 - 1/bn)",
-        state="the inner codec's",
         source="RAHT: de Queiroz and Chou, IEEE TIP 2016; with zstd around it MesonGS's chain (arXiv 2409.09756)",
-        work=Work(
-            Counts("16 + inner.encode", "12 + inner.encode", "6 + inner.encode"),
-            Counts("16 + inner.decode", "12 + inner.decode", "6 + inner.decode"),
-        ),
+        work=Work(*[Counts("16", "12", "6")] * 2).around(),
         law="bounded",
     ),
     CodecRow(
@@ -200,28 +164,13 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.dense.tah:TahGradients",
         parameters=(
             Parameter("tile", "int", 64, "channels of a tile, a power of two", least=1, most=256),
-            Parameter(
-                "share",
-                "float",
-                0.8,
-                "the share of the tiles, those of most entropy, that gets 4 bits; the others get 3",
-                least=0,
-                most=1,
-            ),
-            Parameter(
-                "tau",
-                "float",
-                2.0,
-                "a tile is rotated if its largest value is more than tau times its second largest",
-                least=0,
-            ),
+            Parameter("share", "float", 0.8, _TAH_SHARE, least=0, most=1),
+            Parameter("tau", "float", 2.0, _TAH_TAU, least=0),
             Parameter("bits", "int", 6, "bits of gradients: 1, 2, 3, 4, 6 or 8", least=1, most=8),
-            Parameter(
+            word(
                 "per",
-                "word",
-                "token",
+                ("token", "sample"),
                 "the tiles that are ranked together; a narrow token has so few that its sample's are better",
-                choices=("token", "sample"),
             ),
         ),
         summary="tiles at 4 or 3 bits by their entropy, tiles with an outlier rotated; gradients at 6 bits",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work, codec, word
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -10,8 +10,8 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.low_rank:PowerSGD",
         parameters=(
             Parameter("rank", "int", REQUIRED, "columns of each factor", least=1, most=4096),
-            Parameter("start", "word", "warm", "Q of the message before, or a random one", choices=("warm", "cold")),
-            Parameter("values", "word", "bf16", "the format of the factors", choices=("bf16", "fp32")),
+            word("start", ("warm", "cold"), "Q of the message before, or a random one"),
+            word("values", ("bf16", "fp32"), "the format of the factors"),
         ),
         summary="the matrix of tokens and channels as two thin factors, one step of power iteration",
         bits="values*min(rank, d, bn)*(1/d + 1/bn)",
@@ -28,7 +28,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.low_rank:CodedLowRank",
         parameters=(
             Parameter("rank", "int", 32, "columns of each factor", least=1, most=4096),
-            Parameter("inner", "codec", "int4(group=32)", "the codec that sends the two factors"),
+            codec("inner", "the codec that sends the two factors", default="int4(group=32)"),
         ),
         summary="PowerSGD's two thin factors, each through another codec",
         bits="r*(inner(bn, r)/d + inner(d, r)/bn) where r = min(rank, d, bn)",
@@ -36,17 +36,9 @@ ROWS: tuple[CodecRow, ...] = (
         source="after CompactFusion's low-rank compressor with INT4 factors, from memory; "
         "factors: Vogels et al., NeurIPS 2019",
         work=Work(
-            Counts(
-                "8 + 12*rank/d + 8*rank/bn + inner.encode*rank*(1/d + 1/bn)",
-                "8*rank/d + 8*rank/bn + inner.encode*rank*(1/d + 1/bn)",
-                "4*rank + 2*rank*rank/d + inner.encode*rank*(1/d + 1/bn)",
-            ),
-            Counts(
-                "(4 + inner.decode)*rank*(1/d + 1/bn)",
-                "4 + inner.decode*rank*(1/d + 1/bn)",
-                "2*rank + inner.decode*rank*(1/d + 1/bn)",
-            ),
-        ),
+            Counts("8 + 12*rank/d + 8*rank/bn", "8*rank/d + 8*rank/bn", "4*rank + 2*rank*rank/d"),
+            Counts("4*rank*(1/d + 1/bn)", "4", "2*rank"),
+        ).around("inner.encode*rank*(1/d + 1/bn)", "inner.decode*rank*(1/d + 1/bn)"),
         law="none",
     ),
 )

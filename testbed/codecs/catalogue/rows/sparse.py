@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work, word
 
-_SHARE = Parameter(
-    "share",
-    "float",
-    REQUIRED,
-    "the share of the values that is kept, 0.1 for a tenth; at least one of each row",
-    least=1e-4,
-    most=1.0,
-)
-_VALUES = Parameter("values", "word", "bf16", "the format of kept values", choices=("bf16", "fp32"))
-_POSITIONS = Parameter(
+_SHARE_DOC = "the share of the values that is kept, 0.1 for a tenth; at least one of each row"
+_SHARE = Parameter("share", "float", REQUIRED, _SHARE_DOC, least=1e-4, most=1.0)
+_VALUES = word("values", ("bf16", "fp32"), "the format of kept values")
+_POSITIONS = word(
     "positions",
-    "word",
-    "smaller",
+    ("smaller", "bitmap", "index"),
     "how positions are sent: a bit for each value, an index for each kept one (8 bits among 256 values, 16 among "
     "65,536, or 32), or the shorter of the two",
-    choices=("smaller", "bitmap", "index"),
 )
-_PER = Parameter(
-    "per", "word", "token", "within which the largest values are chosen", choices=("token", "sample", "tensor")
-)
-_DRAWN = Parameter(
-    "per",
-    "word",
-    "token",
-    "positions drawn for each token, or channels for all tokens",
-    choices=("token", "channels"),
-)
+_PER = word("per", ("token", "sample", "tensor"), "within which the largest values are chosen")
+_DRAWN = word("per", ("token", "channels"), "positions drawn for each token, or channels for all tokens")
 _SCALES = ("none", "inverse", "rms")
 _SCALE_DOC = "kept values times 1, d/k (right in the mean) or (d/k)**0.5 (the mean square is kept)"
 _TOLD = "((1 if bitmap else i if index else min(1, i)) if 1 - k else 0)"
@@ -38,6 +22,11 @@ _AMONG = "d if token else n/b if sample else n"
 _TOPK = (
     f"k*values + {_TOLD} where k = kept(share, w) and i = k*index_bits(min(d, 65536) if token else w) and w = {_AMONG}"
 )
+
+_DRAWING = Counts("4 if channels else 24", "payload if channels else payload + 4", "2 if channels else 43")
+_DRAWN_AGAIN = Counts("payload if channels else payload + 20", "4 if channels else 8", "2 if channels else 43")
+_BY_MASK = Work(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3"))
+_MASK_KEPT = "a bit for each element of a micro-batch, until its gradient has passed"
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -128,10 +117,10 @@ ROWS: tuple[CodecRow, ...] = (
         summary="as topk; gradients are sent at the activations' positions, so theirs need not be",
         bits=_TOPK,
         backward_bits=f"kept(share, {_AMONG})*values",
-        state="a bit for each element of a micro-batch, until its gradient has passed",
+        state=_MASK_KEPT,
         source="re-used forward mask: Rudakov et al., arXiv 2401.07788",
         work=Work(Counts("20", "payload + 1/8", "16"), Counts("payload", "4 + 1/8", "3")),
-        backward_work=Work(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3")),
+        backward_work=_BY_MASK,
         law="support",
         pairs=True,
     ),
@@ -143,41 +132,33 @@ ROWS: tuple[CodecRow, ...] = (
         summary="the channels of the largest norm over the message's tokens, whole; gradients keep the same channels",
         bits=f"k*values + {_TOLD}/bn where k = kept(share, d) and i = k*index_bits(d)",
         backward_bits="kept(share, d)*values",
-        state="a bit for each element of a micro-batch, until its gradient has passed",
+        state=_MASK_KEPT,
         source='"Beyond Top-K: structured sparsification" (MCDC at ICLR 2025), from a re-implementation',
         work=Work(Counts("8", "payload + 1/8", "3"), Counts("payload", "4 + 1/8", "2")),
-        backward_work=Work(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3")),
+        backward_work=_BY_MASK,
         law="support",
         pairs=True,
     ),
     CodecRow(
         name="randk",
         forward="testbed.codecs.sparse.random_places:RandK",
-        parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "inverse", _SCALE_DOC, choices=_SCALES), _VALUES),
+        parameters=(_SHARE, _DRAWN, word("scale", _SCALES, _SCALE_DOC, default="inverse"), _VALUES),
         summary="random values of each token, scaled up; both ends draw the positions from the message key",
         bits="kept(share, d)*values",
         source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
         work=Work(
-            Counts(
-                "4 if channels else 24",
-                "payload if channels else payload + 4",
-                "(0 if channels else 41) + 2 + (14.5*share if bf16 else 0)",
-            ),
-            Counts("payload if channels else payload + 20", "4 if channels else 8", "2 if channels else 43"),
+            _DRAWING._replace(operations="(0 if channels else 41) + 2 + (14.5*share if bf16 else 0)"), _DRAWN_AGAIN
         ),
         law="unbiased",
     ),
     CodecRow(
         name="mask",
         forward="testbed.codecs.sparse.random_places:KeyedMask",
-        parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "none", _SCALE_DOC, choices=_SCALES), _VALUES),
+        parameters=(_SHARE, _DRAWN, word("scale", _SCALES, _SCALE_DOC), _VALUES),
         summary="one random mask for activations and their gradient, drawn from the message key at both ends",
         bits="kept(share, d)*values",
         source="random masks of 90 and 95 %: arXiv 2609.14339, from a summary",
-        work=Work(
-            Counts("4 if channels else 24", "payload if channels else payload + 4", "2 if channels else 43"),
-            Counts("payload if channels else payload + 20", "4 if channels else 8", "2 if channels else 43"),
-        ),
+        work=Work(_DRAWING, _DRAWN_AGAIN),
         law="support",
     ),
 )
