@@ -18,7 +18,7 @@ from testbed import csv_rows
 from testbed.devices.device import load_device
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
-from testbed.diffusion.experts import ExpertCosts, ExpertProgram, Schedule, expert_trace, sample_experts
+from testbed.diffusion.experts import ExpertProgram, Schedule, expert_trace, sample_experts
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.metrics.links import Pipes
 from testbed.play.ideal import ideal_step_ns
@@ -83,9 +83,9 @@ def latencies(
     tokens, per_flop = TOKENS * images / WORKERS, 1e9 / device.fp32.effective_flops
     square = 2 * size.width**2
     own = tokens * (8 * square + 4 * TOKENS * size.width) + images / WORKERS * 6 * square
-    costs = ExpertCosts(round(own * per_flop), round(tokens * TOP * 4 * square * per_flop), frame_bytes)
+    costs = round(own * per_flop), round(tokens * TOP * 4 * square * per_flop), frame_bytes
     schedule = SCHEDULES[name]
-    trace = expert_trace(ExpertProgram(schedule, WORKERS, size.layers, steps), costs)
+    trace = expert_trace(ExpertProgram(schedule, WORKERS, size.layers, steps), *costs)
     yield Latency(name, steps, 0, 0, ideal_step_ns(trace, None, 1) / 1e9)
     for mbit in mbits:
         for delay_us in DELAYS_US:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,14 +145,8 @@ class ExpertWorker(SamplingNode):
 
     # ------------------------------------------------------------------ computing
     def compute(self, action: Compute) -> None:
-        step, layer = action.step, action.layer
-        match action.task:
-            case "own":
-                self._own(step, layer)
-            case "experts":
-                self._experts(step, layer)
-            case "mix":
-                self._mix(step, layer)
+        does = {"own": self._own, "experts": self._experts, "mix": self._mix}
+        does[action.task](action.step, action.layer)
 
     def _own(self, step: int, layer: int) -> None:
         model, program = self._model, self._program
@@ -284,28 +278,21 @@ def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor
 
 
 # ---------------------------------------------------------------------- actions, and traces
-class ExpertCosts(NamedTuple):
-    """How long a worker computes in one layer and step, and how large messages are."""
+def expert_trace(
+    program: ExpertProgram, own_ns: int, experts_ns: int, frame_bytes: dict[Any, int], *, requests: int = 1
+) -> Trace:
+    """Return the trace of requests, one a step, as `programs.trace_of` does.
 
-    own_ns: int
-    """Attention, router and shared expert of its images."""
-    experts_ns: int
-    """Its experts, for all images; half where only one slot is sent."""
-    frame_bytes: dict[Crossing, int]
-
-
-def expert_trace(program: ExpertProgram, costs: ExpertCosts, *, requests: int = 1) -> Trace:
-    """Return the trace of requests, one a step, as `programs.trace_of` does."""
+    In one layer and step `own_ns` are of attention, router and shared expert of a worker's images; `experts_ns` of its
+    experts, for all images, half where only one slot is sent. `frame_bytes`: of each `Crossing`.
+    """
 
     def work_ns(action: Compute) -> int:
-        match action.task:
-            case "own":
-                return costs.own_ns
-            case "experts":
-                return round(costs.experts_ns * len(program.slots(action.layer, action.step)) / TOP)
-        return 0
+        if action.task == "experts":
+            return round(experts_ns * len(program.slots(action.layer, action.step)) / TOP)
+        return own_ns if action.task == "own" else 0
 
-    return trace_of(program.actions(), Costs(work_ns, costs.frame_bytes.__getitem__), requests=requests)
+    return trace_of(program.actions(), Costs(work_ns, frame_bytes.__getitem__), requests=requests)
 
 
 def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:

@@ -59,34 +59,16 @@ def choose_training_windows(train: Starts, count: int) -> Starts:
     return np.sort(train[shuffled(len(train), "training sequences")[:count]])
 
 
-def check_text_length(
-    tokens: int,
-    *,
-    sequence_length: int,
-    batch_size: int,
-    validation_batches: int,
-    training_sequences: int | None = None,
-) -> None:
-    """Raise SpecError when a text of `tokens` tokens does not hold a training batch, or the sequences and batches asked
-    for.
+def check_text_for(spec: TextSpec, tokens: int) -> None:
+    """Raise SpecError when a text of `tokens` tokens does not hold a training batch of a workload, or the sequences and
+    batches that it asks for.
     """
-    windows = cut_windows(tokens, sequence_length)
-    wanted = {"training": max(batch_size, training_sequences or 0), "validation": batch_size * validation_batches}
+    windows, batch = cut_windows(tokens, spec.sequence_length), spec.batch_size
+    wanted = {"training": max(batch, spec.training_sequences or 0), "validation": batch * spec.validation_batches}
     for (name, need), starts in zip(wanted.items(), windows, strict=True):
         if len(starts) < need:
             raise SpecError(
-                f"a text of {tokens} tokens has {len(starts)} {name} sequences of {sequence_length}, and {need} are "
-                "needed; use a longer text, or a smaller sequence_length, batch_size, training_sequences or "
+                f"a text of {tokens} tokens has {len(starts)} {name} sequences of {spec.sequence_length}, and {need} "
+                "are needed; use a longer text, or a smaller sequence_length, batch_size, training_sequences or "
                 "validation_batches"
             )
-
-
-def check_text_for(spec: TextSpec, tokens: int) -> None:
-    """Check that a text of `tokens` tokens holds a workload: see `check_text_length`."""
-    check_text_length(
-        tokens,
-        sequence_length=spec.sequence_length,
-        batch_size=spec.batch_size,
-        validation_batches=spec.validation_batches,
-        training_sequences=spec.training_sequences,
-    )

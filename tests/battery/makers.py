@@ -295,7 +295,7 @@ def expert_sampling(*, lag: int, synchronous: Any, skip: Any, workers: int) -> T
     """Sampling by experts."""
     program = experts.ExpertProgram(experts.Schedule(lag, synchronous, skip), workers, 4, 4)
     sizes = {part: drawn(10**5, *part) for _, part in sent_parts(program.actions())}
-    return experts.expert_trace(program, experts.ExpertCosts(drawn(10**7, "own"), drawn(10**7, "experts"), sizes))
+    return experts.expert_trace(program, drawn(10**7, "own"), drawn(10**7, "experts"), sizes)
 
 
 # ------------------------------------------------------------------ ideals

@@ -11,7 +11,6 @@ from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, Dit, build_dit, start, to_images
 from testbed.diffusion.experts import (
     BLOCK,
-    ExpertCosts,
     ExpertProgram,
     Schedule,
     expert_trace,
@@ -75,8 +74,8 @@ def test_all_schedules_make_traces_that_end_and_lags_hide_messages() -> None:
     links = Pipes("star", [load_profile("link(1Gbit, 100us)")], 2)
     took = {}
     for schedule in (SYNCHRONOUS, INTERWEAVED, DISPLACED, DICE):
-        costs = ExpertCosts(10**7, 10**7, sampled(schedule).frame_bytes)
-        trace = expert_trace(ExpertProgram(schedule, 2, model().size.layers, STEPS), costs, requests=2)
+        program = ExpertProgram(schedule, 2, model().size.layers, STEPS)
+        trace = expert_trace(program, 10**7, 10**7, sampled(schedule).frame_bytes, requests=2)
         check_trace(trace, "made here")
         took[schedule] = ideal_step_ns(trace, links, 2)
     assert all(took[schedule] < took[SYNCHRONOUS] for schedule in (INTERWEAVED, DISPLACED, DICE))

@@ -165,7 +165,7 @@ def test_a_text_too_short() -> None:
     with pytest.raises(SpecError, match="0 training sequences"):
         served(32, 4, tokens=4096)
     with pytest.raises(SpecError, match="127 validation sequences of 32, and 160"):
-        windows.check_text_length(4097 + 4096, sequence_length=32, batch_size=4, validation_batches=40)
+        windows.check_text_for(text_spec(sequence_length=32, validation_batches=40), 4097 + 4096)
     with pytest.raises(SpecError, match=r"training sequences of 32, and 99999 are needed"):
         served(32, 4, training_sequences=99_999)
     with pytest.raises(SpecError, match="less than a batch of 4"):
