@@ -8,9 +8,10 @@ and forwarded. Packets are not simulated one by one: a message is a stretch of t
 What this bounds. Messages of one sender to one receiver follow each other. Where those of several share a queue, nobody
 knows how TCP divides it, so each is as early as the better of two orders lets it be: after all that came before it, or
 after all that would have ended before it had each been alone. Nothing is lost, late by chance, acknowledged or held
-back by a window. With one flow in each queue it is exact; with several, messages are no later than by packets that are
-sent in the order in which they come (a test holds them to that), and messages of one size that are handed over at once
-end when a queue's rate lets them.
+back by a window. With one flow in each queue it is exact. With several, all that a node gets is there no later than by
+packets that are sent in the order in which they come, and so is each message, unless another that is ahead of its turn
+at a shared uplink comes before it at the next queue (a test holds them to that); and messages of one size that are
+handed over at once end when a queue's rate lets them.
 
 It is no proof where jobs wait for one of several messages that share a queue, and TCP prefers that one to what both
 orders give it: TCP may. No job that was played was faster. Where a rate falls, the kernel still sends at the old rate
@@ -112,12 +113,15 @@ class _Flow:
         self.sending: deque[_Message] = deque()
         self.left_ns = self.there_ns = self.served_ns = self.reached_ns = -math.inf
         """When the last message has left the first queue, reached the second, left it and arrived."""
+        self.in_turn_ns = -math.inf
+        """When the last message has left the first queue, were messages sent in the order in which they were handed
+        over: what follows may fill its last packet up until then, wherever it stood in the queue."""
 
     def pack(self, size: int, now_ns: float) -> tuple[int, _Part, _Part]:
         """Hand a message over; return how many more packets it takes, and what of it reaches a second queue first and
         last.
         """
-        before = self.bytes if self.sending or self.left_ns > now_ns else 0
+        before = self.bytes if self.sending or max(self.left_ns, self.in_turn_ns) > now_ns else 0
         after = self.bytes = before + size
         packets = -(-after // self.room) - -(-before // self.room)
         left = -before % self.room
@@ -144,7 +148,7 @@ class Queues:
             return self._reach(clock, flow, message, now_ns, now_ns, whole=True)
         bits = 8 * size + packets * flow.first.wire.header_bits
         busy = flow.first.join(now_ns, bits)
-        in_turn_ns = flow.first.came(busy, bits)
+        in_turn_ns = flow.in_turn_ns = flow.first.came(busy, bits)
         flow.sending.append(_Message(size, packets, first, last, now_ns, bits, busy, in_turn_ns, deliver))
         return self._send(clock, flow) if len(flow.sending) == 1 else None
 
