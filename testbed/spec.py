@@ -562,8 +562,8 @@ class Cell(Trained):
     codec_cost: CodecCost = "host"
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
     emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
-    clock, while it runs, and on the virtual one zero; in data parallel training on the real clock either. (See
-    `play.replicas` for what codecs do there in a played cell.)"""
+    clock, while it runs, and on the virtual one zero; in data parallel training on the real clock either, and on the
+    virtual one all three, as a played cell (see `play.replicas`)."""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
 
@@ -629,7 +629,7 @@ class Cell(Trained):
                 "the cell is live on the virtual clock, where computing takes no time: give its actions durations with "
                 "compute.mode = 'paced' and a device, or durations; with 'stated' and work for a job of a table `job`"
             )
-        if self.codec_cost != "zero":
+        if self.codec_cost != "zero" and self.data is None:
             raise ValueError(
                 f"codec_cost is {self.codec_cost!r}; the cell is live on the virtual clock, where encoding and "
                 "decoding take no time: state 'zero'"

@@ -33,8 +33,8 @@ EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem wher
 ClockFlag = Annotated[
     str,
     typer.Option(
-        help="Of played cells, and of live ones whose codec_cost is zero: virtual (exact), real, or auto: virtual "
-        "where that is possible."
+        help="Of played cells, and of live ones whose codec_cost is zero or whose workers train data "
+        "parallel: virtual (exact), real, or auto: virtual where that is possible."
     ),
 ]
 TopologyFlag = Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")]

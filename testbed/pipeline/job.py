@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from testbed.frozen import Frozen
+from testbed.pipeline.pacing import Coding
 from testbed.spec import RINGS, Cell, CodecCost, Measured, Paced, Recipe, Stated, recipe_of
 
 
@@ -38,7 +39,10 @@ class PlaceJob(Frozen):
     """As in `spec.TrainingSpec`; recipes have none."""
     compute: Measured | Paced | Stated = Field(discriminator="mode")
     codec_cost: CodecCost
-    """What encoding and decoding cost where work is paced: host, what they cost here; zero, nothing."""
+    """What encoding and decoding cost where work is paced and `coding` does not say it: host, what they cost here;
+    zero, nothing."""
+    coding: Coding | None
+    """How long the codecs of data parallel training work; None: as `codec_cost` says."""
     vocabulary: int = Field(ge=2)
     """Size of the tokenizer's vocabulary; of images, their classes."""
     tokens: str
@@ -80,6 +84,7 @@ def jobs(
     devices: tuple[tuple[str, ...], ...],
     overhead_bytes: int,
     limits: Limits,
+    coding: Coding | None = None,
 ) -> tuple[PlaceJob, ...]:
     """Make one job per node of `cell`; `endpoints` (where those before it connect to) and `devices` by node."""
     places = range(cell.nodes)
@@ -89,6 +94,7 @@ def jobs(
         budget_s=cell.training.budget_s,
         compute=cell.compute,
         codec_cost=cell.codec_cost,
+        coding=coding,
         vocabulary=vocabulary,
         tokens=tokens,
         folder=folder,

@@ -13,6 +13,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from testbed.jobs.actions import Action, Decode, Work
 from testbed.jobs.recorder import PacedWork
@@ -88,6 +89,18 @@ class Clock:
 Takes = Callable[[Action], int | None]
 """How long Work, Encode and Decode take on the emulated device, in the lab's nanoseconds; None: as long as they take
 here, dilated."""
+
+
+class CodecTimes(NamedTuple):
+    """How long a codec works on a message, in nanoseconds."""
+
+    encode_ns: int
+    decode_ns: int
+
+
+Coding = tuple[tuple[CodecTimes, ...], ...]
+"""Of data parallel training, by fragment that is exchanged: of the message of each worker and of a star's server; in a
+ring that reduces, of each part of a message."""
 
 
 class Line:

@@ -82,5 +82,5 @@ def takes(job: PlaceJob, training: Training) -> Takes | None:
     """Return how long a place takes for what, as a `Line` has it."""
     if isinstance(job.compute, Measured):
         return None
-    work_ns, codec_ns = training.work_ns(job), None if job.codec_cost == "host" else 0
-    return lambda action: work_ns(action.what) if isinstance(action, Work) else codec_ns
+    work_ns, codec_ns = training.work_ns(job), training.codec_ns(job)
+    return lambda action: work_ns(action.what) if isinstance(action, Work) else codec_ns(action)

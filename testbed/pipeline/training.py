@@ -23,6 +23,7 @@ from testbed.pipeline.carried import Carried
 from testbed.pipeline.ending import Announced, Ending
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import PlaceJob
+from testbed.pipeline.pacing import Takes
 from testbed.spec import DataParallelSpec, Paced, Parallelism, PipelineSpec, Stated
 
 Measure = Callable[[int], Carried]
@@ -80,6 +81,11 @@ class Training(ABC):
     @abstractmethod
     def work_ns(self, job: PlaceJob) -> Callable[[str], int]:
         """Return how long a place takes for what, in the lab's nanoseconds, where that is stated."""
+
+    def codec_ns(self, job: PlaceJob) -> Takes:
+        """Return how long a place takes to encode and decode where work is paced."""
+        codec_ns = None if job.codec_cost == "host" else 0
+        return lambda action: codec_ns
 
     @abstractmethod
     def ending(self, job: PlaceJob, gather: Gather, asked: Callable[[], bool]) -> Ending:

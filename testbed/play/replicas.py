@@ -26,28 +26,17 @@ from testbed.jobs.data_parallel import MESSAGES, RING, DataParallelJob
 from testbed.jobs.loop import Cost
 from testbed.jobs.recorder import Named
 from testbed.metrics.ideal import trained_steps
+from testbed.pipeline.pacing import CodecTimes, Coding
 from testbed.play.pipelines import check_costs
 from testbed.play.tracing import TracedJob
 from testbed.records import ReplicaCosts, StepRecord
-from testbed.replicas.fragments import SMALL, Shapes, in_turn, message_shapes
-from testbed.replicas.pace import worker_times
+from testbed.replicas.fragments import SMALL, Shapes, message_shapes
+from testbed.replicas.pace import coding_ns, worker_times
 from testbed.spec import Cell, DataParallelSpec, Paced
 from testbed.workloads import models
 
 LABELS = ("local step", "update", *MESSAGES, RING)
 _CODING = ("encode", "decode")
-
-
-class CodecTimes(NamedTuple):
-    """How long a codec works on a message, in nanoseconds."""
-
-    encode_ns: int
-    decode_ns: int
-
-
-Coding = tuple[tuple[CodecTimes, ...], ...]
-"""By fragment that is exchanged: of the message of each worker and of a star's server; in a ring that reduces, of each
-part of a message."""
 
 
 class NodeTimes(NamedTuple):
@@ -115,15 +104,9 @@ def _cost(data: DataParallelSpec, times: Sequence[NodeTimes]) -> Cost:
                 return own.local_ns[key.part]
             case Work("update"):
                 return own.update_ns
-            case Encode(key) if own.coding is not None:
-                return of(own.coding, key).encode_ns
-            case Decode(messages) if own.coding is not None:
-                coding = own.coding
-                return sum(of(coding, message.key).decode_ns for message in messages)
+            case Encode() | Decode() if own.coding is not None:
+                return coding_ns(data, own.coding, action)
         return None
-
-    def of(coding: Coding, key: Key) -> CodecTimes:
-        return in_turn(coding, key.step)[key.part if data.exchange == "all-reduce" else key.origin]
 
     return cost
 

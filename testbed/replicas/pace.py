@@ -7,7 +7,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from testbed.codecs.catalogue.placement import parse_placement
+from testbed.jobs.actions import Action, Decode, Encode, Key
 from testbed.jobs.decision import Decision
+from testbed.pipeline.pacing import CodecTimes, Coding
+from testbed.replicas.fragments import in_turn
 from testbed.spec import DataParallelSpec, Paced, PipelineSpec, Recipe
 
 
@@ -26,6 +29,18 @@ def worker_times(compute: Paced, data: DataParallelSpec, pipeline: PipelineSpec,
     parts = data.parts[worker] * pipeline.microbatches * pipeline.accumulation
     local_ns = parts * (forward_ns + backward_ns) + (compute.update_ns if data.outer is not None else 0)
     return WorkerTimes(local_ns * compute.dilation, compute.update_ns * compute.dilation)
+
+
+def coding_ns(data: DataParallelSpec, coding: Coding, action: Action) -> int:
+    """Return how long a node encodes a message, or decodes some."""
+
+    def times(key: Key) -> CodecTimes:
+        return in_turn(coding, key.step)[key.part if data.exchange == "all-reduce" else key.origin]
+
+    if isinstance(action, Encode):
+        return times(action.key).encode_ns
+    assert isinstance(action, Decode)
+    return sum(times(message.key).decode_ns for message in action.messages)
 
 
 def as_stated(recipe: Recipe) -> Decision:

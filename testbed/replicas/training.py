@@ -5,6 +5,7 @@ its program (`jobs.data_parallel`, `jobs.asynchronous`), what it computes, encod
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,12 +20,13 @@ from testbed.jobs.recorder import Named, Recorded, Said
 from testbed.pipeline.ending import Announced, Ending
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import PlaceJob
+from testbed.pipeline.pacing import Takes
 from testbed.pipeline.training import Measure, Training, durations_of
 from testbed.policies.deco import MOST_STALENESS
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.leader import Leader
 from testbed.replicas.learners import learner_of
-from testbed.replicas.pace import as_stated, worker_times
+from testbed.replicas.pace import as_stated, coding_ns, worker_times
 from testbed.replicas.worker import Learner
 from testbed.replicas.worker_node import ExchangeNode, WorkerNode
 from testbed.spec import Paced
@@ -122,6 +124,12 @@ class ReplicasTraining(Training):
         times = worker_times(job.compute, self.data, self.recipe.pipeline, job.place)
         takes_ns = {"local step": times.local_ns, "update": times.update_ns}
         return lambda what: takes_ns.get(what, 0)
+
+    def codec_ns(self, job: PlaceJob) -> Takes:
+        """Return how long a place takes to encode and decode: as stated, or by the rule of all trainings."""
+        if job.coding is None:
+            return super().codec_ns(job)
+        return functools.partial(coding_ns, self.data, job.coding)
 
     def ending(self, job: PlaceJob, gather: Gather, asked: Callable[[], bool]) -> Ending:
         """All end after the same step; or after the server's in which it is asked, which its workers follow."""

@@ -16,7 +16,7 @@ from pydantic import Field
 from testbed.errors import TestbedError, UserError
 from testbed.frozen import Frozen
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
-from testbed.pipeline.pacing import be_prompt, wait_for_the_grid
+from testbed.pipeline.pacing import Coding, be_prompt, wait_for_the_grid
 from testbed.play.inside import ONE_PAGE
 from testbed.records import LabRecord, Sample
 from testbed.spec import Cell
@@ -35,6 +35,8 @@ class LiveRun(Frozen):
     tokens: str
     """Path of the prepared text."""
     vocabulary: int
+    coding: Coding | None
+    """How long codecs work in data parallel training; None: not at all."""
 
 
 class Told(Frozen):
@@ -93,6 +95,7 @@ def main() -> None:
                 _Teller(),
                 Interrupt(lambda message: None),
                 lambda lab: say(Told(lab=lab)),
+                run.coding,
             )
         say(Told(ended=ended, lost={name: failed.message for name, failed in session.lost.items()}))
     except TestbedError as error:

@@ -1,8 +1,9 @@
 """Make live runs on the virtual clock: each in a guest of its own, with torch and TCP together inside.
 
 For training whose maths depends on the network: such a run repeats to the last bit and nanosecond, which no run on the
-real clock does. In the guest computing takes no time, so the cells' actions are paced and their codecs cost nothing.
-Inside are only the lab and the stages (`inside`); texts, certificates and summaries are made here.
+real clock does. In the guest computing takes no time, so the cells' actions are paced. In data parallel training codecs
+cost what they cost in a played cell, by its rule; in other jobs nothing. Inside are only the lab and the stages
+(`inside`); texts, certificates and summaries are made here.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import Final
 from testbed import paths
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.pipeline.memory import available_memory, predict_live_memory
+from testbed.pipeline.pacing import Coding
+from testbed.play import pipelines, replicas
 from testbed.profiles import LinkProfile
-from testbed.records import Certificate
+from testbed.records import Calibration, Certificate
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import playing
+from testbed.sweep.calibration import BUDGET_S
 from testbed.sweep.controller import floor_of, prepare
 from testbed.sweep.environment import hold_folder
 from testbed.sweep.inside import LiveRun, Told
@@ -62,12 +66,14 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
         guest_kernel = kernel()
         assert guest_kernel is not None  # live cells are on the virtual clock only where there is one
         links = playing.certified(runs, guest_kernel, len(os.sched_getaffinity(0)))
+        calibrated = filter(pipelines.needs_calibration, runs)
+        costs = playing.measured_costs(calibrated, folder, means, progress, BUDGET_S)
         seeds = playing.LinkSeeds(folder, runs)
         for cell in runs:
             progress.begin(cell)
             runner = _Runner(folder, cell, progress)
             try:
-                runner.make(guest_kernel, tokens(cell.workload), seeds.take(cell), links)
+                runner.make(guest_kernel, tokens(cell.workload), seeds.take(cell), links, _coding(cell, costs))
             except BaseException as error:
                 runner.close(error)
                 if not isinstance(error, TestbedError):
@@ -76,6 +82,13 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
             else:
                 runner.close()
     return failures
+
+
+def _coding(cell: Cell, costs: Calibration) -> Coding | None:
+    """Return how long codecs work in data parallel training; None: not at all."""
+    if cell.data is None or cell.codec_cost == "zero":
+        return None
+    return replicas.node_times(cell, costs.replicas.get(recipe_of(cell).id))[0].coding
 
 
 def guest_memory(cell: Cell) -> int:
@@ -99,7 +112,12 @@ class _Runner(RunRecorder):
     """One run of one cell."""
 
     def make(
-        self, kernel: GuestKernel, tokens: Tokens, link_seed: int, links: Mapping[LinkProfile, Certificate]
+        self,
+        kernel: GuestKernel,
+        tokens: Tokens,
+        link_seed: int,
+        links: Mapping[LinkProfile, Certificate],
+        coding: Coding | None,
     ) -> None:
         """Boot a guest that makes the run, and follow it to its end. StageError, or SpecError for what the user can
         mend, where it fails. `links`: what was certified.
@@ -113,6 +131,7 @@ class _Runner(RunRecorder):
                 folder=str(self.run.folder.resolve()),
                 tokens=str(tokens.path.resolve()),
                 vocabulary=tokens.vocabulary,
+                coding=coding,
             )
             (aside / "run.json").write_text(order.model_dump_json(), encoding="utf8")
             words = stack.enter_context(os.fdopen(os.memfd_create("words"), "rb"))

@@ -81,8 +81,9 @@ def resolve_cell(
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
         own_pace = {"mode": "measured" if timing == "live" else "calibrated"}
-        # Live codecs that cost what they cost are for the real clock.
-        virtual = clock == "virtual" and (timing == "played" or content.get("codec_cost") == "zero")
+        # Live codecs that cost what they cost are for the real clock, but in data parallel training.
+        codecs_fit = "data" in content or content.get("codec_cost") == "zero"
+        virtual = clock == "virtual" and (timing == "played" or codecs_fit)
         means = {"engine": "netem" if virtual else engine, "clock": "real"}
         # What it costs on a device is filled in below, with the device's rates.
         changes: dict[str, Any] = {
@@ -182,11 +183,15 @@ def _check_data_means(
     """Raise SpecError for a cell of data parallel training that nothing here can make."""
     if cell.played_steps is not None:
         raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
-    if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] == "device"):
+    if cell.timing == "live" and not isinstance(durations, Paced):
         raise SpecError(
-            f"{where}: data parallel training is run live with stated durations, and with codecs that cost what they "
-            "cost here or nothing: say compute.mode = 'paced', with a device or durations, and codec_cost = 'host' or "
-            "'zero'; or set timing = 'played'"
+            f"{where}: data parallel training is run live with stated durations: say compute.mode = 'paced', with a "
+            "device or durations; or set timing = 'played'"
+        )
+    if cell.timing == "live" and (changes["clock"], changes["codec_cost"]) == ("real", "device"):
+        raise SpecError(
+            f"{where}: live on the real clock codecs cost what they cost here, or nothing: set codec_cost = 'host' or "
+            "'zero'; or run it on the virtual clock (--clock virtual)"
         )
     for name in ("deco", "arrivals"):
         if getattr(data, name) is not None and cell.timing == "played":

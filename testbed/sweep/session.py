@@ -20,6 +20,7 @@ from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Endpoint, Limits, PlaceJob, jobs
+from testbed.pipeline.pacing import Coding
 from testbed.play.job import seeded
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
@@ -102,13 +103,14 @@ class Session(Closing):
         observer: Observer,
         interrupt: Interrupt,
         played: Callable[[LabRecord], None],
+        coding: Coding | None = None,
     ) -> Ended:
         """Run one cell's jobs to their end; why they ended. StageError names the stage at fault and says what it said.
 
         Links that vary begin to when the jobs do: `played` is then called with the lab's record, which says when.
         Afterwards they are held at their own numbers again. What the links carry meanwhile goes to counters.jsonl in
         the folder. An interrupt ends the jobs after their running step. After an error the session's state is unknown:
-        close it.
+        close it. `coding`: see `PlaceJob`.
         """
         patience_s = _UNKNOWN_S if cell.job else _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
@@ -121,6 +123,7 @@ class Session(Closing):
             devices=tuple(node.devices for node in self.lab.nodes),
             overhead_bytes=self.lab.record.overhead_bytes,
             limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
+            coding=coding,
         )
         self.lab.play()
         played(self.lab.record)

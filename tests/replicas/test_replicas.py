@@ -19,7 +19,6 @@ from testbed.message_key import MessageKey
 from testbed.pipeline.alone import train_together
 from testbed.pipeline.stages import PipelineTraining
 from testbed.records import StepRecord
-from testbed.replicas.alone import train_replicas
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.fragments import divide_tensors
 from testbed.replicas.learners import ImagesLearner, learner_of
@@ -459,12 +458,7 @@ def test_who_is_asked_to_end_applies_what_is_under_way(exchange: Exchange) -> No
 @pytest.mark.parametrize("worker", range(3))
 def test_a_training_that_diverges_names_the_worker(worker: int) -> None:
     recipe = a_recipe(workers=3)
-
-    def learner(number: int) -> Learner:
-        made = learner_for(recipe, number)
-        if number == worker:
-            torch.nn.init.constant_(made.parameters[0], math.nan)
-        return made
-
+    training = SmallTraining(recipe)
+    torch.nn.init.constant_(training.learners[worker].parameters[0], math.nan)
     with pytest.raises(StageError, match=rf"worker {worker}: the loss is nan at step 0"):
-        train_replicas(recipe, learner, [io.StringIO() for _ in range(recipe.nodes)])
+        train_together(training, [io.StringIO() for _ in range(recipe.nodes)])

@@ -136,8 +136,18 @@ def test_live_it_is_the_same_on_either_clock() -> None:
     assert real == virtual.model_copy(update={"clock": "real", "engine": "relay"})
     sparse, dense = expected_messages(real)
     assert dense > 10 * sparse
-    costly = a_cell(timing="live", codec_cost="host")
-    assert (costly.codec_cost, costly.clock) == ("host", "real")
+
+
+def test_live_codecs_cost_what_they_cost_on_either_clock() -> None:
+    for cost, compute in (("host", FIELDS["compute"]), ("device", ON_DEVICE)):
+        fields = {"codec_cost": cost, "compute": compute}
+        live, played = a_cell(timing="live", **fields), a_cell(**fields)
+        assert live == played.model_copy(update={"timing": "live"})
+        assert (live.codec_cost, live.clock) == (cost, "virtual")
+    real = resolve_cell({**FIELDS, "timing": "live", "codec_cost": "host"}, "relay", "it", "real")
+    assert (real.codec_cost, real.clock) == ("host", "real")
+    with pytest.raises(SpecError, match=r"real clock codecs.*'host' or 'zero'; or run it on the virtual clock"):
+        resolve_cell({**FIELDS, "timing": "live", "codec_cost": "device", "compute": ON_DEVICE}, "relay", "it", "real")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +166,6 @@ def test_live_it_is_the_same_on_either_clock() -> None:
         ({}, {"pipeline": {"stages": 2}}, "leave the pipeline table out"),
         ({}, {"codec_cost": "device"}, "compute names no device"),
         ({}, {"codec_cost": "device", "compute": ON_DEVICE, "codec": "zstd(int8)"}, "it: cannot say what zstd"),
-        ({}, {"codec_cost": "device", "timing": "live", "compute": ON_DEVICE}, "codec_cost = 'host' or 'zero'; or set"),
         ({}, {"compute": {"mode": "calibrated"}, "timing": "live"}, "compute.mode = 'paced'"),
         ({}, {"played_steps": 2}, "leave played_steps out"),
         ({**GATHER, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),

@@ -106,6 +106,35 @@ def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> No
 
 
 @pytest.mark.clock_kernel
+@pytest.mark.parametrize(
+    ("cost", "exchange", "compute"),
+    [
+        ("device", 'exchange = "all-to-all"', 'mode = "paced", device = "t4"'),
+        ("host", 'exchange = "star"\nanswer = "bf16"', 'mode = "paced", forward = "40ms", backward = "80ms"'),
+    ],
+)
+def test_codecs_cost_live_what_they_cost_played(cost: str, exchange: str, compute: str, tmp_path: Path) -> None:
+    # Nothing is dropped: where a queue overflows, steps hang on who is first by a packet.
+    means = {"cost": cost, "exchange": exchange, "compute": compute, "profile": "link(20Mbit, 20ms, buffer=4s)"}
+    played, live = swept(tmp_path, "played", "live", steps=6, **means)
+    assert losses_of(live) == losses_of(played)
+    took = [
+        [
+            sorted((a.kind, a.microbatch, a.decoded_ns - a.input_ns, a.encoded_ns - a.computed_ns) for a in actions)
+            for node in range(run.cell.nodes)
+            for actions in [[action for record in run.steps(node) for action in record.actions]]
+        ]
+        for run in (played, live)
+    ]
+    assert took[0] == took[1]
+    assert all(any(decodes_ns and a == "A" for a, _, decodes_ns, _ in node) for node in took[0])
+    assert played.summary is not None
+    assert live.summary is not None
+    assert live.summary.step_s == pytest.approx(played.summary.step_s, rel=0.03)
+    assert live.summary.efficiency is not None
+
+
+@pytest.mark.clock_kernel
 def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tmp_path: Path) -> None:
     star = {"exchange": 'exchange = "star"\nanswer = "fp32"', "codec": "fp32", "workload": DIGITS}
     means = {"steps": 8, "profile": "link(20Mbit, 20ms)", **star}
