@@ -185,8 +185,8 @@ class SmallTraining(ReplicasTraining):
     def learner(self, number: int) -> worker.Learner:
         return self.learners[number]
 
-    def node(self, place: int, measure: Measure | None = None) -> Node:
-        node = super().node(place, measure)
+    def node(self, place: int, loaded: worker.Learner | None, measure: Measure | None = None) -> Node:
+        node = super().node(place, loaded, measure)
         if isinstance(node, WorkerNode):
             self.workers.append(node.replica)
         return node

@@ -32,8 +32,8 @@ class Boundary:
         measure: Callable[[], Carried] | None,
     ) -> None:
         """`side` is where the neighbour is. `index` counts boundaries (0 lies between the stages 0 and 1); `make` makes
-        a codec. `measure` begins to measure the link to the neighbour, and is called before the first message, where
-        the codec goes by that; UserError without.
+        a codec. `measure` begins to measure the link to the neighbour, and is called where the codec goes by that;
+        UserError without.
         """
         self._side = side
         out, back = (Context(seed=seed, boundary=index, direction=way(side)) for way in (outgoing, incoming))
@@ -44,13 +44,14 @@ class Boundary:
         if (paired := capability(backward, Paired)) is not None:
             paired.pair(forward)
         self._model_codec = capability(forward, ModelCodec)
-        self._observer, self._measure = capability(self._encoder, ObservesLink), measure
-        self._carried: Carried | None = None
-        if self._observer is not None and measure is None:
-            raise UserError(
-                "its codec goes by what its link carries, so the network takes part in the maths and it cannot be "
-                'trained without one; run such cells with timing = "live"'
-            )
+        self._observed: tuple[ObservesLink, Carried] | None = None
+        if (observer := capability(self._encoder, ObservesLink)) is not None:
+            if measure is None:
+                raise UserError(
+                    "its codec goes by what its link carries, so the network takes part in the maths and it cannot be "
+                    'trained without one; run such cells with timing = "live"'
+                )
+            self._observed = observer, measure()
         self._choosing = capability(self._encoder, ReportsChoice)
         # The codec under test is not to see the message keys of an evaluation without it: its state would advance.
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
@@ -72,9 +73,9 @@ class Boundary:
         """
         if key.phase == "uncompressed":
             return _as_bytes(self._plain_encoder.encode(tensor, key)), None
-        if self._observer is not None and self._measure is not None:
-            self._carried = self._carried or self._measure()
-            self._observer.observe(*self._carried.read())
+        if self._observed is not None:
+            observer, carried = self._observed
+            observer.observe(*carried.read())
         payload = self._encoder.encode(tensor, key)
         return _as_bytes(payload), None if self._choosing is None else self._choosing.choice
 

@@ -44,8 +44,9 @@ def run_place(
             max_payload_bytes=training.most_bytes,
             max_frames=training.most_frames,
         ) as wiring:
-            node = training.node(place, lambda peer: wiring.connections[peer].measure())
+            loaded = training.load(place)
             wiring.connect()
+            node = training.node(place, loaded, lambda peer: wiring.connections[peer].measure())
             ending = training.ending(job, wiring.gather, asked)
             with (Path(job.folder) / f"steps-{place}.jsonl").open("x", encoding="utf8") as steps:
                 log = StepLog(

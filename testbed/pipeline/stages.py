@@ -65,8 +65,13 @@ class PipelineTraining(Training):
         """Make a codec of a boundary."""
         return make(self.recipe.codec, context)
 
-    def node(self, place: int, measure: Measure | None = None) -> StageNode:
+    def load(self, place: int) -> tuple[StageModel, Data]:
+        """Build a stage's model, and open what it learns from."""
+        return self.model(place), self.data(place)
+
+    def node(self, place: int, loaded: tuple[StageModel, Data], measure: Measure | None = None) -> StageNode:
         """Build what a stage has."""
+        model, data = loaded
 
         def boundary(peer: int) -> Boundary | None:
             if not 0 <= peer < self.recipe.pipeline.stages:
@@ -82,8 +87,8 @@ class PipelineTraining(Training):
         return StageNode(
             self.recipe,
             place,
-            model=self.model(place),
-            data=self.data(place),
+            model=model,
+            data=data,
             upstream=boundary(place - 1),
             downstream=boundary(place + 1),
         )
@@ -134,7 +139,7 @@ class StageInMemory:
         self._name, self._stage = training.job.places[place], None
         self._most_bytes = training.most_bytes
         with self._named():
-            self._stage = training.node(place)
+            self._stage = training.node(place, training.load(place))
         self.does: Node = self._stage
         """What a stopwatch may be put before."""
         self.said, self.hooks = self._stage.said, self._stage.hooks

@@ -42,12 +42,16 @@ class Training(ABC):
         self.setting, self.recipe = setting, setting.recipe
 
     @abstractmethod
-    def node(self, place: int, measure: Measure | None = None) -> Node:
-        """Make what a place has. `measure` is for codecs that go by their links; UserError without."""
+    def load(self, place: int) -> Any:
+        """Build what takes long of what a place has: before it is connected, as others wait for it afterwards."""
+
+    @abstractmethod
+    def node(self, place: int, loaded: Any, measure: Measure | None = None) -> Node:
+        """Make what a place has of what was loaded. `measure`: for codecs that go by their links; UserError if None."""
 
     def node_alone(self, place: int) -> Node:
         """Make what a place has where all places are in one process."""
-        return self.node(place)
+        return self.node(place, self.load(place))
 
     @abstractmethod
     def named(self, key: Key) -> Named:
@@ -112,9 +116,13 @@ class KindTraining(Training):
         super().__init__(setting)
         self.job = kind_of(setting.recipe)
 
-    def node(self, place: int, measure: Measure | None = None) -> Node:
+    def load(self, place: int) -> Node:
         """Make what a place has."""
         return self.job.node(place, self.setting)
+
+    def node(self, place: int, loaded: Node, measure: Measure | None = None) -> Node:
+        """Return what was loaded."""
+        return loaded
 
     def named(self, key: Key) -> Named:
         """Return how records name a message."""

@@ -67,18 +67,24 @@ class ReplicasTraining(Training):
         """Make what a worker learns."""
         return learner_of(self.recipe, number, vocabulary=self.setting.vocabulary, tokens=self.setting.tokens)
 
-    def node(self, place: int, measure: Measure | None = None) -> Node:
+    def load(self, place: int) -> Learner | None:
+        """Make what a worker learns; a server needs its tensors' shapes, or evaluates it."""
+        if place == self.data.workers and self._arrivals is None and self._shapes:
+            return None
+        learner = self.learner(min(place, self.data.workers - 1))
+        self._shapes = [tuple(parameter.shape) for parameter in learner.parameters]
+        return learner
+
+    def node(self, place: int, loaded: Learner | None, measure: Measure | None = None) -> Node:
         """Make what a place has. SpecError for more fragments than the model has tensors."""
         server = place == self.data.workers
-        if server and self._arrivals is None and self._shapes:
+        if loaded is None or (server and self._arrivals is None):
             return ExchangeNode(self.recipe, place, self._shapes)
-        learner = self.learner(min(place, self.data.workers - 1))  # a server needs the shapes, or evaluates
-        self._shapes = [tuple(parameter.shape) for parameter in learner.parameters]
-        if self._arrivals is not None:
-            if server:
-                return Server(self._arrivals, learner, self._codecs)
-            return Rounds(self._arrivals, place, learner, self._codecs[place])
-        return ExchangeNode(self.recipe, place, self._shapes) if server else WorkerNode(self.recipe, place, learner)
+        if self._arrivals is None:
+            return WorkerNode(self.recipe, place, loaded)
+        if server:
+            return Server(self._arrivals, loaded, self._codecs)
+        return Rounds(self._arrivals, place, loaded, self._codecs[place])
 
     def named(self, key: Key) -> Named:
         """Return how records name a message: all go the same way, and belong to a step."""

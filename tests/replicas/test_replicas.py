@@ -407,7 +407,7 @@ def test_decisions_change_ratio_and_staleness_while_training_lasts() -> None:
 
 def run_job(recipe: Recipe, goes_on: MayGoOn = lambda place, step: True) -> tuple[list[Any], Trained]:
     training = SmallTraining(recipe)
-    nodes = [training.node(place) for place in range(recipe.nodes)]
+    nodes = [training.node_alone(place) for place in range(recipe.nodes)]
     programs = [training.job.program(place) for place in range(recipe.nodes)]
     return Loop(programs, nodes, goes_on=goes_on).run(), Trained(training.workers, [])
 
