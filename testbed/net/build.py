@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from testbed.errors import LabError, ShapingError
 from testbed.net.kernel import netem, sysctl
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.netlink import Netlink, NetworkDevice
+from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.offloads import Offloads
-from testbed.net.kernel.rtnetlink import STATE_UP
+from testbed.net.kernel.rtnetlink import STATE_UP, NetworkDevice
 from testbed.net.plan import LabPlan, Link, NamespacePlan, Plug
 from testbed.net.relay.client import Relay
 from testbed.net.relay.tun import QUEUE_PACKETS, open_tun

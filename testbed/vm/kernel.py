@@ -58,10 +58,11 @@ def find_kernel(folder: Path) -> GuestKernel | None:
 
 def seal(folder: Path, version: str, packages: Mapping[str, str], recipe: str) -> None:
     """Write the manifest of a complete folder: the last step of a build."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     about = {"format": FORMAT, "version": version, "packages": dict(packages)}
     manifest = {**about, "clock": "virtual", "recipe": recipe, "files": files}  # older testbeds ask for the clock
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")

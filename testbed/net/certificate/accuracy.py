@@ -202,16 +202,11 @@ def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
 
 
 def _readings(result: PointResult) -> Mapping[tuple[str, str, str], tuple[str, float]]:
-    return {
-        (m.direction, m.quantity, _stable(m)): (m.unit, m.measured)
+    return {  # a message's detail says what was asked, its size; others' how long a stream was
+        (m.direction, m.quantity, m.detail if m.quantity == "message" else ""): (m.unit, m.measured)
         for m in result.measurements()
         if m.measured is not None and m.quantity in QUANTITIES
     }
-
-
-def _stable(measurement: Measurement) -> str:
-    """Return a measurement's detail where it says what was asked: a message's size, not how long a stream was."""
-    return measurement.detail if measurement.quantity == "message" else ""
 
 
 AccuracyColumn = Literal["rtt", "goodput", "256 KiB", "4 MiB", "queue", "loss", "burst"]

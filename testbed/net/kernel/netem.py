@@ -11,7 +11,8 @@ import struct
 from testbed.errors import CapabilityError, LabError, ShapingError
 from testbed.net.kernel.messages import attribute, attributes
 from testbed.net.kernel.netem_plan import ETHERNET_HEADER_BYTES, U32_MAX, Gemodel, NetemPlan, SlotPlan
-from testbed.net.kernel.netlink import Netlink, Qdisc
+from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.rtnetlink import Qdisc
 from testbed.records import LinkCounters
 
 KIND = "netem"

@@ -24,8 +24,6 @@ from testbed.net.kernel import messages, rtnetlink
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.rtnetlink import HeldRoute, NetworkDevice, Qdisc
 
-__all__ = ["HeldRoute", "Netlink", "NetworkDevice", "Qdisc", "dump_answers"]
-
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _AT_ONCE = 64  # a socket's receive buffer surely holds that many acknowledgements
 _LARGEST_ANSWER = 1 << 17

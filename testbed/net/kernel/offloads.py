@@ -55,16 +55,12 @@ def _features(sock: socket.socket, device: str) -> _Features:
     return _Features(count, {i: name for i, name in enumerate(names) if any(part in name for part in _UNREAL)})
 
 
-def _bit(words: list[int], position: int) -> bool:
-    return bool(words[position // 32] >> position % 32 & 1)
-
-
-def _read(sock: socket.socket, device: str, count: int) -> tuple[list[int], list[int]]:
-    """Read which features can be changed and which are active, as words of 32 bits."""
-    blocks = -(-count // 32)
+def _read(sock: socket.socket, device: str, blocks: int) -> tuple[int, int]:
+    """Read which features can be changed and which are active, a bit for each."""
     answer = _ioctl(sock, device, struct.pack("=II", _GFEATURES, blocks) + bytes(16 * blocks))
     rows = list(struct.iter_unpack("=4I", answer[8:]))  # available, requested, active, never changed
-    return [available & ~never for available, _, _, never in rows], [active for _, _, active, _ in rows]
+    changeable = sum((available & ~never) << 32 * block for block, (available, _, _, never) in enumerate(rows))
+    return changeable, sum(active << 32 * block for block, (_, _, active, _) in enumerate(rows))
 
 
 class Offloads:
@@ -82,15 +78,14 @@ class Offloads:
             if self._known is None:
                 self._known = _features(sock, device)
             total, unreal = self._known
-            changeable, active = _read(sock, device, total)
-            off = [i for i in unreal if _bit(changeable, i)]
+            blocks = -(-total // 32)
+            changeable, _ = _read(sock, device, blocks)
+            off = changeable & sum(1 << i for i in unreal)
             # (valid, wanted) for each block
-            request = b"".join(
-                struct.pack("=II", sum(1 << i % 32 for i in off if i // 32 == block), 0) for block in range(len(active))
-            )
-            _ioctl(sock, device, struct.pack("=II", _SFEATURES, len(active)) + request)
-            _, active = _read(sock, device, total)
-        held = {name: _bit(active, i) for i, name in unreal.items()}
+            request = b"".join(struct.pack("=II", off >> 32 * block & 0xFFFFFFFF, 0) for block in range(blocks))
+            _ioctl(sock, device, struct.pack("=II", _SFEATURES, blocks) + request)
+            _, active = _read(sock, device, blocks)
+        held = {name: bool(active >> i & 1) for i, name in unreal.items()}
         if still := [name for name, on in held.items() if on]:
             raise ShapingError(f"{device}: asked for every offload to be off, the kernel keeps {', '.join(still)} on")
         return held
