@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.in_model import bases
-from testbed.codecs.remembered import Fp32, Rows
 from testbed.codecs.sparse.sparsifier import DTYPES, ValueType
 from testbed.codecs.wire import header, noise
 from testbed.codecs.wire.header import Shape, check_finite, rows_of
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
-from testbed.codecs.wrap import Wrapper, decode_as, size_of, twin
+from testbed.codecs.wrap import Wrapper, check_keys, decode_as, size_of, twin
 from testbed.errors import CodecError
 from testbed.message_key import Phase
 
@@ -33,11 +32,7 @@ _SMALLEST = 1e-20
 _LENGTH = struct.Struct("<Q")
 
 
-class _Start(NamedTuple):
-    q: Fp32
-
-
-class PowerSGD(BodyCodec, Rows[Phase, _Start]):
+class PowerSGD(BodyCodec):
     """M (b n, d) is sent as P (b n, r), orthonormal, and Q (d, r): one step of power iteration, M ~ P Q^T.
 
     With Q of the message before (warm start) P = orth(M Q), then Q = M^T P; both go over. The channels that matter
@@ -57,7 +52,7 @@ class PowerSGD(BodyCodec, Rows[Phase, _Start]):
         self, context: Context, *, rank: int, start: Literal["warm", "cold"] = "warm", values: ValueType = "bf16"
     ) -> None:
         self._context, self._rank, self._warm, self._dtype = context, rank, start == "warm", DTYPES[values]
-        super().__init__(dict[Phase, _Start])
+        self._starts: dict[Phase, Tensor] = {}
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
         """Return P and Q."""
@@ -96,14 +91,34 @@ class PowerSGD(BodyCodec, Rows[Phase, _Start]):
         p = bases.orthonormal(m @ self._start(key, m.shape[1], _rank_in(x.shape, self._rank)))
         q = m.T @ p
         if self._warm:
-            self.rows[key.phase] = _Start(q)
+            self._starts[key.phase] = q
         return p, q * scale
+
+    def shared(self) -> Mapping[str, Tensor]:
+        """Return nothing: the receiver needs no Q but the one in the message."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return Q of each phase, at the sender."""
+        return {"starts": {phase: start.clone() for phase, start in self._starts.items()}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned. CodecError for anything else."""
+        check_keys(state, {"starts"})
+        for start in (starts := dict(state["starts"])).values():
+            if not isinstance(start, Tensor) or start.dtype != torch.float32 or start.ndim != 2:
+                raise CodecError("cannot load a state: a start is not an fp32 matrix")
+        self._starts = {phase: start.clone() for phase, start in starts.items()}
+
+    def reset(self) -> None:
+        """Forget: the next message starts from a random Q. Any receiver accepts every message."""
+        self._starts = {}
 
     def _start(self, key: MessageKey, width: int, rank: int) -> Tensor:
         """Return Q of the message before with columns of length 1; drawn where there is none, or where a column has
         vanished.
         """
-        (held,) = self.rows.get(key.phase, (None,))
+        held = self._starts.get(key.phase)
         if held is not None and held.shape == (width, rank):
             lengths = torch.linalg.vector_norm(held, dim=0)
             gone = lengths < _SMALLEST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from pydantic import AfterValidator, InstanceOf, TypeAdapter, ValidationError
@@ -26,12 +26,15 @@ def _fp32(tensor: Tensor) -> Tensor:
 
 Fp32: TypeAlias = Annotated[InstanceOf[Tensor], AfterValidator(_fp32)]
 """An fp32 tensor in a row, which is copied when it is loaded."""
-Key = TypeVar("Key")
+Key = TypeVar("Key", bound=tuple[Any, Any])
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Rows(Generic[Key, Row]):
-    """A row, which is a NamedTuple, for each key. The two ends share nothing of them unless a subclass says so."""
+    """For each key, a pair, a row, which is a NamedTuple. The ends share none of them unless a subclass says so."""
+
+    name: ClassVar[str] = ""
+    """What a saved state calls the rows; where it is empty, the state is the rows alone."""
 
     def __init__(self, kind: type[dict[Key, Row]]) -> None:
         """`kind` is what `load` holds the rows of a saved state to."""
@@ -42,24 +45,29 @@ class Rows(Generic[Key, Row]):
         """Return nothing."""
         return {}
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of the rows, as plain tuples."""
-        return {"rows": {key: _copied(row) for key, row in self.rows.items()}}
+    def state(self) -> Any:
+        """Return copies of the rows, as plain tuples that begin with the key."""
+        rows = [(*key, *_copied(row)) for key, row in self.rows.items()]
+        return {self.name: rows} if self.name else rows
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Any) -> None:
         """Hold what `state` returned. CodecError for anything else."""
-        check_keys(state, {"rows"})
-        self.rows = checked_rows(self._kind, state["rows"])
+        if self.name:
+            check_keys(state, {self.name})
+        self.rows = checked_rows(self._kind, state[self.name] if self.name else state)
 
     def reset(self) -> None:
         """Forget everything."""
         self.rows = {}
 
 
-def checked_rows(kind: type[dict[Key, Row]], rows: object) -> dict[Key, Row]:
-    """Return the rows of a saved state as NamedTuples. CodecError where they are of another kind."""
+def checked_rows(kind: type[dict[Key, Row]], rows: Any) -> dict[Key, Row]:
+    """Return the rows of a saved state as NamedTuples, by key. CodecError where they are of another kind."""
     try:
-        return _adapter(kind).validate_python(rows, strict=True)  # type: ignore[no-any-return]
+        by_key = {row[:2]: row[2:] for row in rows}
+        return _adapter(kind).validate_python(by_key, strict=True)  # type: ignore[no-any-return]
+    except TypeError:
+        raise CodecError(f"cannot load a state: no rows in {type(rows).__name__}") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = ", ".join(map(str, fault["loc"]))

@@ -159,6 +159,17 @@ class Loop(Wrapper):
         self.inner, self._decoder = inner, twin(inner)
         super().__init__(memories, inner=inner, decoder=self._decoder)
 
+    def state(self) -> dict[str, Any]:
+        """Return the parts' states as one, and each memory's."""
+        states = super().state()
+        return {"parts": {name: states.pop(name) for name in self._parts}, **states}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned. CodecError, and all as it was, where a part or a memory refuses its share."""
+        check_keys(state, {"parts", *(self._memories.keys() - self._parts.keys())})
+        check_keys(state["parts"], self._parts)
+        super().load({**state["parts"], **{name: state[name] for name in state if name != "parts"}})
+
 
 def twin(codec: Codec) -> Codec:
     """Return a second instance for the same context; the same one where it remembers nothing."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from testbed.codecs.catalogue.row import CodecRow, Parameter
 
 app = typer.Typer(help="List the codecs; show what is known of one.", invoke_without_command=True)
+_CodecText = Annotated[
+    str, typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'.")
+]
 _TOGETHER = (
     "They are put together like this: ef(topk(0.1)); fwd=bf16, bwd=int8 for the two directions; 0: int8; rest: bf16 "
     "for the boundaries. One in full: python -m testbed codecs show NAME"
@@ -45,12 +48,7 @@ def codecs(context: typer.Context) -> None:
 
 
 @app.command()
-def show(
-    text: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'."),
-    ],
-) -> None:
+def show(text: _CodecText) -> None:
     """Print all that is known of a codec: parameters, bytes, state, law, source, and what its own code says of it."""
     from testbed.codecs.catalogue.placement import parse_placement
     from testbed.codecs.catalogue.table import CODECS
@@ -66,12 +64,7 @@ def show(
 
 
 @app.command()
-def check(
-    text: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'."),
-    ],
-) -> None:
+def check(text: _CodecText) -> None:
     """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost.
 
     Exit status 1 if it fails.

@@ -85,18 +85,3 @@ def test_measurements_reach_it_through_wrappers() -> None:
         observer.observe(10**5, 1.0)
         sizes.append(len(codec.encode(normal(0), MessageKey("train", step, 0, ()))))
     assert sizes[-1] < 0.5 * sizes[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "asked"),
-    [
-        ("adaptive(5)", True),
-        ("zstd(adaptive(5))", True),
-        ("ef(topk(0.1))", False),
-        ("zstd(int8)", False),
-        ("int8", False),
-    ],
-)
-def test_only_what_goes_by_its_link_is_told_of_it(text: str, asked: bool) -> None:
-    """A wrapper need not be told where nothing inside goes by its link."""
-    assert (capability(make(text, FORWARD), ObservesLink) is not None) is asked

@@ -77,16 +77,17 @@ def test_the_first_message_of_compactfusion_is_bf16_and_later_ones_are_a_bit_a_v
     ("memory", "why"),
     [
         ({}, r"a state of \[\]"),
-        ({"rows": {("train", 0): (torch.zeros(1), 300)}}, "255"),
-        ({"rows": {("train", 0): (torch.zeros(1).int(), 1)}}, "not fp32"),
-        ({"rows": {("x", 0): (torch.zeros(1), 1)}}, "'train'"),
+        ({"memory": [("train", 0, 300, torch.zeros(1))]}, "255"),
+        ({"memory": [("train", 0, 1, torch.zeros(1).int())]}, "not fp32"),
+        ({"memory": [("x", 0, 1, torch.zeros(1))]}, "'train'"),
+        ({"memory": [7]}, "no rows"),
     ],
 )
 def test_a_state_of_something_else_is_refused(memory: dict[str, object], why: str) -> None:
     codec = make("delta-int8", FORWARD)
     assert isinstance(codec, Stateful)
     with pytest.raises(CodecError, match=why):
-        codec.load({"memory": memory})
+        codec.load({"parts": {}, "memory": memory})
     with pytest.raises(CodecError, match="this codec's has"):
         codec.load(memory)
 

@@ -91,7 +91,7 @@ def test_after_a_reset_nothing_is_owed() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"owed": {"rows": {("train", 0): (0, torch.zeros(1, dtype=torch.int32))}}}, {"owed": []}]
+    "wrong", [{}, {"parts": {}, "owed": [("train", 0, 0, torch.zeros(1, dtype=torch.int32))]}, {"owed": []}]
 )
 def test_a_state_of_another_kind_is_refused(wrong: dict[str, Any]) -> None:
     codec = feedback("ef(topk(0.2))")

@@ -13,8 +13,6 @@ from testbed.codecs.memory.delta import DeltaInt8
 from testbed.codecs.wire import noise
 from testbed.errors import CodecError
 
-FLT_MAX = torch.finfo(torch.float32).max
-
 
 def test_nearest_rounds_half_to_even() -> None:
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]])

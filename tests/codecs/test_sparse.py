@@ -361,7 +361,7 @@ def test_masks_go_on_from_a_saved_state() -> None:
     cast(Any, later).reset()
     with pytest.raises(CodecError):
         decoder.decode(bytes(encoder.encode(torch.ones(4, 40), key_at(0))), key_at(0))
-    for wrong in ({}, {"rows": {("train", 0): (0, (4, 40), torch.zeros(3, dtype=torch.uint8))}}):
+    for wrong in ({}, {"masks": [("train", 0, 0, (4, 40), torch.zeros(3, dtype=torch.uint8))]}):
         with pytest.raises(CodecError):
             cast(Any, later).load(wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -164,17 +165,10 @@ def _share(spec: CodecSpec) -> object:
 
 
 def _ranges(numbered: tuple[tuple[int, CodecPair], ...]) -> Iterator[tuple[int, int, CodecPair]]:
-    first = last = -1
-    held: CodecPair | None = None
-    for number, pair in numbered:
-        if held is not None and number == last + 1 and pair == held:
-            last = number
-            continue
-        if held is not None:
-            yield first, last, held
-        first, last, held = number, number, pair
-    if held is not None:
-        yield first, last, held
+    """Yield the first and the last of neighbours that have the same codecs, and those."""
+    for (_, pair), run in itertools.groupby(enumerate(numbered), key=lambda each: (each[1][0] - each[0], each[1][1])):
+        numbers = [number for _, (number, _) in run]
+        yield numbers[0], numbers[-1], pair
 
 
 def _last(pairs: list[CodecPair | None], pair: CodecPair | None) -> int:

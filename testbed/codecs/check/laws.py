@@ -53,6 +53,13 @@ def _tried(subject: Subject, *, extreme: bool = False) -> Iterator[tuple[str, Te
         yield name, x
 
 
+def _conversation(subject: Subject, steps: int) -> Iterator[tuple[MessageKey, Tensor, Tensor]]:
+    """Send messages from one fresh end to another; yield what was sent and what came of it."""
+    sender, receiver = subject.fresh(), subject.fresh()
+    for key, x in messages(steps):
+        yield key, x, receiver.decode(bytes(sender.encode(x, key)), key)
+
+
 def _once(subject: Subject, x: Tensor, key: MessageKey | None = None) -> Tensor:
     """Return what a fresh pair makes of a tensor, in fp64."""
     key = key or fitting(x)
@@ -66,9 +73,7 @@ def identity(subject: Subject) -> str:
         decoded = subject.fresh().decode(bytes(subject.fresh().encode(x, fitting(x))), fitting(x))
         require(same(decoded, x.float().contiguous()), f"{name}: the values are not those that went in")
         count += 1
-    sender, receiver = subject.fresh(), subject.fresh()
-    for key, x in messages(_STEPS):
-        decoded = receiver.decode(bytes(sender.encode(x, key)), key)
+    for key, x, decoded in _conversation(subject, _STEPS):
         require(same(decoded, x), f"{key}: the values are not those that went in")
         count += 1
     return f"{count} tensors, bit for bit"
@@ -87,10 +92,9 @@ def bounded(subject: Subject, *, claimed: bool = False) -> str:
             worst[bound is not None] = max(worst[bound is not None], share)
     if claimed:
         return f"first messages at most {worst[True]:.2f} of its bound" if worst[True] else ""
-    sender, receiver = subject.fresh(), subject.fresh()
-    for key, x in messages(_STEPS):
+    for key, x, decoded in _conversation(subject, _STEPS):
         bound = None if subject.stateful else _bound(subject, x)
-        share = _share(x, receiver.decode(bytes(sender.encode(x, key)), key).double(), bound, str(key))
+        share = _share(x, decoded.double(), bound, str(key))
         worst[bound is not None] = max(worst[bound is not None], share)
     shares = [f"{worst[True]:.2f} of its bound"] if worst[True] else []
     if worst[False] or not shares:
@@ -252,10 +256,8 @@ def lossless(subject: Subject) -> str:
     """What is decoded is what the inner codec alone decodes, bit for bit, message after message."""
     if (alone := subject.alone) is None:
         return identity(subject)
-    pairs = (subject.fresh(), subject.fresh()), (alone.fresh(), alone.fresh())
     count = 0
-    for key, x in messages(20):
-        ours, theirs = (receiver.decode(bytes(sender.encode(x, key)), key) for sender, receiver in pairs)
+    for (key, _, ours), (_, _, theirs) in zip(*(_conversation(of, 20) for of in (subject, alone)), strict=True):
         require(same(ours, theirs), f"{key}: it differs from what {alone.spec.text} alone decodes")
         count += 1
     return f"{count} messages as {alone.spec.text} decodes them"

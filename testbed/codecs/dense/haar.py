@@ -148,16 +148,13 @@ class Haar:
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value; infinity where the inner codec states none."""
-        x = tensor.detach().to(torch.float32)
-        if not x.numel():
-            return torch.zeros(x.shape)
-        rows = x.reshape(rows_of(tuple(x.shape)))
+        rows = tensor.reshape(rows_of(tuple(tensor.shape)))
         roots, details = transform(rows)
         bounds = bound_of(self.inner, details).to(torch.float64).expand(details.shape)
         largest = inverse(torch.zeros(len(roots), dtype=torch.float64), bounds, sign=-1.0)
         # Each level rounds in fp32, relative to the channel's norm.
         norms: Tensor = torch.linalg.vector_norm(rows.to(torch.float64), dim=0)
-        return (largest + 2**-19 * norms).view(x.shape)
+        return (largest + 2**-19 * norms).view(tensor.shape)
 
 
 def _roots_bytes(shape: Shape) -> int:

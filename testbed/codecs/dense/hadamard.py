@@ -86,10 +86,9 @@ class Hadamard:
             header.check_finite(values, key, "a rotation", doing="decode")
         return values
 
-    def bound(self, tensor: Tensor) -> Tensor:
+    def bound(self, x: Tensor) -> Tensor:
         """Return the largest error of each value; infinity where the inner codec states none."""
-        x = tensor.detach().to(torch.float32)
-        if not x.numel() or not x.ndim:
+        if not x.ndim:
             return bound_of(self.inner, x)
         bounds = bound_of(self.inner, rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()
         tile = tile_size(x.shape[-1], self._size)

@@ -16,6 +16,7 @@ gradients are not quantised; here they are from the start.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -72,7 +73,8 @@ class AqSgd(Loop):
         header.check_finite(x, key, "a difference")
         whole = x.ndim == 0 or not key.samples or x.shape[0] != len(key.samples)
         unit = tuple(x.shape) if whole else tuple(x.shape[1:])
-        examples = _examples_of(key, _WHOLE if whole else _EACH)
+        kind = _WHOLE if whole else _EACH
+        examples = _examples_of(key, kind)
         known = [self.examples.shape(example) == unit for example in examples]
         visits = bytes(
             following(self.examples.visit(example) or 0) if old else 0
@@ -84,23 +86,11 @@ class AqSgd(Loop):
             if not all(known):
                 full = self._first.encode(_part(rows, [not old for old in known], whole), key)
             if any(known):
-                held = self.examples.gather(
-                    [example for example, old in zip(examples, known, strict=True) if old], unit
-                )
-                part = _part(rows, known, whole)
-                differences = self.inner.encode(
-                    torch.sub(part, held[0] if whole else held, out=held[0] if whole else held), key
-                )
-            padding = bytes(-len(visits) % 4)
-            payload = frame(
-                self.code,
-                visits,
-                padding,
-                struct.pack("<Q", len(full)),
-                full,
-                differences,
-                kind=_WHOLE if whole else _EACH,
-            )
+                held = self.examples.gather(list(itertools.compress(examples, known)), unit)
+                held = held[0] if whole else held
+                differences = self.inner.encode(torch.sub(_part(rows, known, whole), held, out=held), key)
+            padding, length = bytes(-len(visits) % 4), struct.pack("<Q", len(full))
+            payload = frame(self.code, visits, padding, length, full, differences, kind=kind)
             self._advance(payload, key)
         return payload
 
@@ -131,7 +121,7 @@ class AqSgd(Loop):
         (full_bytes,) = struct.unpack_from("<Q", body, start)
         full, differences = body[start + 8 :][:full_bytes], body[start + 8 :][full_bytes:]
         known = [visit != 0 for visit in visits]
-        old = [example for example, seen in zip(examples, known, strict=True) if seen]
+        old = list(itertools.compress(examples, known))
         for example, visit in zip(examples, visits, strict=True):
             if visit:
                 check_follows(key, visit, self.examples.visit(example), f"example {example[1]}")

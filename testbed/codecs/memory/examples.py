@@ -113,13 +113,13 @@ class Examples:
 
     def state(self) -> dict[str, Any]:
         """Return all that is held, which may be large."""
-        return {"examples": {key: (self.gather([key], held.shape)[0], held.visit) for key, held in self._held.items()}}
+        return {"examples": [(*key, held.visit, self.gather([key], held.shape)[0]) for key, held in self._held.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Hold what `state` returned. CodecError for anything else."""
         check_keys(state, {"examples"})
         loaded = Examples(self._limit_bytes)
-        for key, (value, visit) in checked_rows(dict[ExampleKey, Memory], state["examples"]).items():
+        for key, (visit, value) in checked_rows(dict[ExampleKey, Memory], state["examples"]).items():
             loaded.put([key], [visit], value.unsqueeze(0))
         self.reset()
         self.__dict__.update(loaded.__dict__)

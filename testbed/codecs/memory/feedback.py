@@ -4,21 +4,27 @@ momentum.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.remembered import Fp32, MicrobatchKey, Rows
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Loop
+from testbed.codecs.wrap import Loop, check_keys
 
 
 class _Owed(NamedTuple):
     step: int
     value: Fp32
     """E: the shape of the tensor."""
+
+
+class _Velocity(NamedTuple):
+    value: Fp32
+    """U: the shape of the tensor."""
 
 
 class Feedback(Loop):
@@ -30,11 +36,11 @@ class Feedback(Loop):
 
     unshared = "decoder"  # the sender's, which has no counterpart: the receiver decodes with the inner codec itself
 
-    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0, **memories: Stateful) -> None:
-        """Nothing in the context matters here: no number is drawn. `memories` are held beside E."""
+    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0) -> None:
+        """Nothing in the context matters here: no number is drawn."""
         self._decay, self._scratch = decay, torch.empty(0)
         self._owed = Rows(dict[MicrobatchKey, _Owed])
-        super().__init__(inner, owed=self._owed, **memories)
+        super().__init__(inner, owed=self._owed)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode the tensor and what is owed.
@@ -117,8 +123,8 @@ class MomentumFeedback(Feedback):
 
     def __init__(self, context: Context, *, inner: Codec, momentum: float = 0.9) -> None:
         """See `Feedback`."""
-        self._momentum, self._velocity = momentum, Rows(dict[MicrobatchKey, _Owed])
-        super().__init__(context, inner=inner, velocity=self._velocity)
+        super().__init__(context, inner=inner)
+        self._momentum, self._velocity = momentum, Rows(dict[MicrobatchKey, _Velocity])
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode V. CodecError as `Feedback.encode` raises it."""
@@ -128,8 +134,25 @@ class MomentumFeedback(Feedback):
             velocity.add_(last.value, alpha=self._momentum)
         payload, target = self._encode(velocity, key)
         velocity[target != self._owed.rows[self._key(key)].value] = 0.0
-        self._velocity.rows[self._key(key)] = _Owed(key.step, velocity)
+        self._velocity.rows[self._key(key)] = _Velocity(velocity)
         return payload
+
+    def state(self) -> dict[str, Any]:
+        """Return every V and U, and the inner codec's state."""
+        return {"feedback": super().state(), "velocity": self._velocity.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned. CodecError for anything else."""
+        check_keys(state, {"feedback", "velocity"})
+        velocity = Rows(dict[MicrobatchKey, _Velocity])
+        velocity.load(state["velocity"])
+        super().load(state["feedback"])
+        self._velocity = velocity
+
+    def reset(self) -> None:
+        """Forget U and V."""
+        super().reset()
+        self._velocity.reset()
 
 
 class LazyErrorFeedback(ErrorFeedback):

@@ -21,10 +21,10 @@ from testbed.errors import CodecError
 class Memory(NamedTuple):
     """What is held for one micro-batch."""
 
-    value: Fp32
-    """P: the shape of the tensor."""
     visit: Annotated[int, Field(ge=0, le=255)]
     """The last message's visit number."""
+    value: Fp32
+    """P: the shape of the tensor."""
 
 
 def following(visit: int) -> int:
@@ -44,6 +44,8 @@ def check_follows(key: MessageKey, visit: int, last: int | None, what: str) -> N
 
 class History(Rows[MicrobatchKey, Memory]):
     """One tensor per (phase, micro-batch)."""
+
+    name = "memory"
 
     def __init__(self) -> None:
         super().__init__(dict[MicrobatchKey, Memory])
@@ -72,7 +74,7 @@ class History(Rows[MicrobatchKey, Memory]):
             held = last.value
         else:
             held = value.clone()
-        self.rows[key.phase, key.microbatch] = Memory(held, visit)
+        self.rows[key.phase, key.microbatch] = Memory(visit, held)
 
     def shared(self) -> dict[str, Tensor]:
         """Return the tensors, and the visit numbers as tensors."""

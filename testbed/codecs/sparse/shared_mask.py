@@ -43,6 +43,8 @@ def _whole(kept: Kept) -> Kept:
 class _Remembers(WithPositions, Rows[MicrobatchKey, Kept]):
     """A forward codec that keeps the mask of each (phase, micro-batch), one bit per element, until its next message."""
 
+    name = "masks"
+
     def __init__(self, context: Context, **parameters: Any) -> None:
         super().__init__(context, **parameters)
         Rows.__init__(self, dict[MicrobatchKey, Annotated[Kept, AfterValidator(_whole)]])
