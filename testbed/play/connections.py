@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from types import TracebackType
 
 from testbed.counters import DeviceCounters
@@ -26,6 +27,8 @@ _CONDITIONS_BYTES = 8 + 24 * 4
 """Of struct tcp_info: its flags, and its words up to tcpi_total_retrans."""
 _EXPECTATIONS = 8 + 21 * 4
 """Where tcpi_rcv_rtt and tcpi_rcv_space lie."""
+_TOLD = [field.name for field in fields(SocketState)][3:]
+"""What TCP_INFO has of a socket's state."""
 
 
 def reachable(topology: Topology, node: int, peer: int) -> bool:
@@ -97,23 +100,9 @@ class Connections:
     def states(self) -> tuple[SocketState, ...]:
         """Read TCP_INFO of every socket."""
         states = []
-        for (node, peer), sock in self.sockets.items():
+        for ends, sock in self.sockets.items():
             told = read_tcp_info(sock)
-            states.append(
-                SocketState(
-                    node=node,
-                    peer=peer,
-                    congestion_control=self._algorithms[node, peer],
-                    rtt_us=told.rtt_us,
-                    min_rtt_us=told.min_rtt_us,
-                    cwnd_packets=told.cwnd_packets,
-                    bytes_sent=told.bytes_sent,
-                    bytes_retransmitted=told.bytes_retransmitted,
-                    segments_out=told.segments_out,
-                    segments_in=told.segments_in,
-                    retransmits=told.retransmits,
-                )
-            )
+            states.append(SocketState(*ends, self._algorithms[ends], *(getattr(told, name) for name in _TOLD)))
         return tuple(states)
 
     def conditions(self) -> bytes:
