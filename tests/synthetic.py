@@ -18,6 +18,7 @@ from typing import Any, Literal
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
 from testbed.jobs import schedule
+from testbed.message_key import Direction
 from testbed.metrics import summarise
 from testbed.profiles import LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
@@ -26,6 +27,7 @@ from testbed.records import (
     ActionRecord,
     Certificate,
     CountersRecord,
+    Duration,
     LabRecord,
     LinkCounters,
     LinkRecord,
@@ -36,6 +38,7 @@ from testbed.records import (
     SentRecord,
     SocketRecord,
     SocketSample,
+    StageCosts,
     StepRecord,
     Summary,
 )
@@ -171,8 +174,8 @@ class Pipeline:
         )
         return [(kind, done * self.microbatches + part) for done in range(self.accumulation) for kind, part in once]
 
-    def run(self, number: int, phase: str = "train", *, warmup: bool = False, loss: float = 5.0) -> None:
-        """One step or evaluation of all stages; appends a record to each."""
+    def run(self, number: int, phase: str = "train", *, warmup: bool = False, loss: float = 5.0) -> Pipeline:
+        """One step or evaluation of all stages; appends a record to each. Returns this."""
         plan = [deque(self._order(stage, phase)) for stage in range(self.stages)]
         start = list(self.now)
         inbox: dict[tuple[int, str, int], tuple[int, int]] = {}
@@ -251,6 +254,7 @@ class Pipeline:
                 send(stage, direction, microbatch, int(time))
             begin(stage, int(time))
         self._finish({"step": number, "phase": phase, "warmup": warmup}, loss, start, made)
+        return self
 
     def _pace(self, decoded: int, computed: int) -> dict[str, int]:
         """The maths is done after half of its time, and one action of fifty is too late."""
@@ -307,6 +311,32 @@ class Pipeline:
                 )
             )
             self.now[stage] = end + (0 if self.paced else 50_000)
+
+
+def lasting(ns: int) -> Duration:
+    """How long something took that was timed."""
+    return Duration(ns=ns, spread=0.0, samples=12)
+
+
+def stage_costs(
+    *, forward_ns: int, backward_ns: int, clip_ns: int, update_ns: int, codec_ns: int, waking_ns: int = 0
+) -> StageCosts:
+    """What a stage takes that has neighbours on both sides."""
+    ways: tuple[Direction, ...] = ("forward", "backward")
+    return StageCosts(
+        forward=lasting(forward_ns),
+        backward=lasting(backward_ns),
+        clip=lasting(clip_ns),
+        update=lasting(update_ns),
+        encode=dict.fromkeys(ways, lasting(codec_ns)),
+        decode=dict.fromkeys(ways, lasting(codec_ns)),
+        decode_woken=dict.fromkeys(ways, lasting(codec_ns + waking_ns)),
+    )
+
+
+def summed(what: Cell, stages: list[list[StepRecord]], **more: Any) -> Summary:
+    """The summary of a run that ended well."""
+    return summarise(what, None, None, stages, status="ok", error=None, **more)
 
 
 def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepRecord]]:

@@ -7,7 +7,7 @@ settings:
 digits     the model of measure.py, its messages as they were encoded, computing and coding as fast as DEVICE does
 FLUX.1-dev its shape and the published seconds of one device; messages by the codecs' formulas, coding takes no time
 
-`ideal` rows are the critical path over the pipe formula (`testbed/play/ideal.py`); `virtual` rows were played on the
+`ideal` rows are the critical path over the pipe formula (`testbed/play/unlinked.py`); `virtual` rows were played on the
 virtual clock, with TCP: the last of two requests, because in the first one windows open.
 """
 
@@ -36,10 +36,10 @@ from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.play.guests import play_jobs
-from testbed.play.ideal import ideal_step_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.split import step_split
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import LinkProfile, load_profile
 
 HERE = Path(__file__).resolve().parent

@@ -29,11 +29,10 @@ from testbed.jobs.sampling import sent_parts
 from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
 from testbed.play.guests import play_jobs
-from testbed.play.ideal import ideal_step_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import Played, read_played
 from testbed.play.trace import Trace
-from testbed.play.unlinked import step_ends
+from testbed.play.unlinked import ideal_step_ns, step_ends
 from testbed.profiles import load_profile
 from testbed.vm.kernel import GuestKernel
 

@@ -21,7 +21,7 @@ from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
 from testbed.diffusion.experts import ExpertProgram, Schedule, expert_trace, sample_experts
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.metrics.links import Pipes
-from testbed.play.ideal import ideal_step_ns
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
 from testbed.workloads import images as image_sets
 

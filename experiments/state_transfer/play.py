@@ -18,11 +18,11 @@ from testbed.errors import LabError, TestbedError
 from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
 from testbed.play.guests import play_jobs
-from testbed.play.ideal import ideal_step_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.split import step_split
 from testbed.play.synthetic import transfer_trace
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
 
 LINKS = {20: "link(20Mbit, 10ms)", 80: "consumer-80mbps"}

@@ -120,13 +120,6 @@ class Shares(NamedTuple):
     wait: float
 
 
-def _intervals(record: StepRecord) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, part) in nanoseconds; what no interval covers is wait."""
-    for span in spans(record):
-        if (part := _PARTS.get(span.activity)) is not None:
-            yield span.begin_ns, span.end_ns, part
-
-
 def split_shares(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]) -> Shares | None:
     """Divide the time of the chosen steps, all steps and stages taken together; None when they took no time.
 
@@ -139,10 +132,9 @@ def split_shares(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]) 
     stages = len(chosen[0].records)
     spent = np.zeros(3)
     for stage in range(stages):
-        intervals = [interval for step in steps for interval in _intervals(step.records[stage])]
-        if not intervals:
-            continue
-        begins, ends, parts = np.array(intervals, dtype=np.int64).T
+        timed = (span for step in steps for span in spans(step.records[stage]) if span.activity in _PARTS)
+        intervals = [(span.begin_ns, span.end_ns, _PARTS[span.activity]) for span in timed]  # the rest is wait
+        begins, ends, parts = np.array(intervals, dtype=np.int64).reshape(-1, 3).T
         for begin, end in windows:
             overlap = np.clip(np.minimum(ends, end) - np.maximum(begins, begin), 0, None)
             spent += np.bincount(parts, weights=overlap, minlength=3)

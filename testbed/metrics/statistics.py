@@ -22,6 +22,7 @@ What a comparison could have shown is its minimum detectable effect: the true di
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import math
@@ -254,17 +255,9 @@ def seeds_needed(error: float, pairs: int, distance: float, most: int = 10_000) 
     """
     if distance == 0 or pairs < 2:
         return None
-    spread = error * math.sqrt(pairs)
-    low, high = 2, most
-    if detectable(spread / math.sqrt(high), high - 1) > abs(distance):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if detectable(spread / math.sqrt(middle), middle - 1) <= abs(distance):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    counts, spread = range(2, most + 1), error * math.sqrt(pairs)
+    at = bisect.bisect(counts, False, key=lambda n: detectable(spread / math.sqrt(n), n - 1) <= abs(distance))
+    return counts[at] if at < len(counts) else None
 
 
 def of_ratios(values: Sequence[float], what: str) -> IntervalEstimate:

@@ -9,8 +9,7 @@ totals    how often, how many bytes, how much work
 chakra    traces to Chakra's execution traces and back: chakra_file.py is their files, rings.py collectives
 recorder  what each rank of a real PyTorch job does; join.py makes the trace
 split     what was played, by step and node
-unlinked  when each of it happens where messages take no time, or as long as a formula says
-ideal     how long the steps of a trace take over links as formulas, without a transport
+unlinked  when each of it happens where messages take no time, or as long as a formula says: without a transport
 played    when each of it happened, and its file
 steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model

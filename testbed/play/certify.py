@@ -19,10 +19,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from testbed import paths
-from testbed.directions import LinkDirection
+from testbed.directions import EitherOrBoth, LinkDirection
 from testbed.errors import LabError
 from testbed.frozen import canonical_json
 from testbed.metrics.wires import HEADER_BYTES
@@ -220,55 +220,45 @@ def _measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int)
 # ------------------------------------------------------------------ what was found
 def judge_probe(profile: LinkProfile, trace: Trace, played: Played) -> tuple[Measurement, ...]:
     """Compare the last step that was played with what the pipe formula says."""
-    step = played.steps - 1
-    measurements = []
-    for item, times in zip(probe_items(), _times(trace, played, step), strict=True):
-        # Of the pings the last: the first two after a pause take longer by one bare acknowledgement on the wire.
-        measured_ns = times.arrived[-1] - times.sent[-2 if item.kind == "ping" else 0]
-        pipe = profile.pipe(item.way)
-        payload = profile.mtu - HEADER_BYTES
-        if item.kind == "ping":
-            expected = _ping_ms(profile)
-            shaped, direction = profile.shaped, "both"
-            quantity, unit, found = "rtt", "ms", measured_ns / 1e6
-            detail = f"{PING_BYTES} bytes and the same back"
-        elif item.kind == "message":
-            shaped, direction, quantity, unit, found = pipe is not None, item.way, "message", "ms", measured_ns / 1e6
-            expected = expect.message_ms(profile, pipe, item.sizes[0], payload) if pipe else 0.0
-            detail = f"{item.sizes[0]} bytes after a pause"
-        else:
-            # From the first byte that arrives on: the delay is not part of a rate.
-            shaped, direction, quantity, unit = pipe is not None, item.way, "goodput", "bit/s"
-            wire_ns = measured_ns - (pipe.delay_ns if pipe else 0)
-            total = sum(item.sizes)
-            found = total * 8e9 / max(1, wire_ns)
-            expected = (
-                total * 8e3 / (expect.message_ms(profile, pipe, total, payload) - pipe.delay_ns / 1e6) if pipe else 0
-            )
-            detail = f"TCP, {total} bytes in {len(item.sizes)} messages"
-        exact = not shaped or abs(found - expected) <= EXACT * expected
-        measurements.append(
-            Measurement.model_validate(
-                {
-                    "link": "node-0",
-                    "direction": direction,
-                    "quantity": quantity,
-                    "detail": detail,
-                    "unit": unit,
-                    "expected": expected if shaped else None,
-                    "measured": found,
-                    "tolerance": EXACT * expected if shaped else None,
-                    "samples": 1,
-                    "verdict": "PASS" if exact else "FAIL",
-                    "note": "",
-                }
-            )
-        )
-    return tuple(measurements)
+    items = zip(probe_items(), _times(trace, played, played.steps - 1), strict=True)
+    return tuple(_judged(profile, item, times) for item, times in items)
 
 
-def _ping_ms(profile: LinkProfile) -> float:
-    return expect.rtt_ms(profile, PING_BYTES + HEADER_BYTES)
+def _judged(profile: LinkProfile, item: ProbeItem, times: _ItemTimes) -> Measurement:
+    # Of the pings the last: the first two after a pause take longer by one bare acknowledgement on the wire.
+    measured_ns = times.arrived[-1] - times.sent[-2 if item.kind == "ping" else 0]
+    pipe, total = profile.pipe(item.way), sum(item.sizes)
+    shaped, unit, found, expected = pipe is not None, "ms", measured_ns / 1e6, 0.0
+    direction: EitherOrBoth = item.way
+    quantity: Literal["rtt", "message", "goodput"] = "message"
+    if pipe is not None:
+        expected = expect.message_ms(profile, pipe, total, profile.mtu - HEADER_BYTES)
+    if item.kind == "ping":
+        shaped, direction, quantity = profile.shaped, "both", "rtt"
+        expected = expect.rtt_ms(profile, PING_BYTES + HEADER_BYTES)
+        detail = f"{PING_BYTES} bytes and the same back"
+    elif item.kind == "message":
+        detail = f"{total} bytes after a pause"
+    else:
+        # From the first byte that arrives on: the delay is not part of a rate.
+        delay_ns = pipe.delay_ns if pipe else 0
+        quantity, unit, found = "goodput", "bit/s", total * 8e9 / max(1, measured_ns - delay_ns)
+        expected = total * 8e3 / (expected - delay_ns / 1e6) if pipe else 0.0
+        detail = f"TCP, {total} bytes in {len(item.sizes)} messages"
+    exact = not shaped or abs(found - expected) <= EXACT * expected
+    return Measurement(
+        link="node-0",
+        direction=direction,
+        quantity=quantity,
+        detail=detail,
+        unit=unit,
+        expected=expected if shaped else None,
+        measured=found,
+        tolerance=EXACT * expected if shaped else None,
+        samples=1,
+        verdict="PASS" if exact else "FAIL",
+        note="",
+    )
 
 
 class _ItemTimes(NamedTuple):

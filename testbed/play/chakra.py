@@ -75,6 +75,7 @@ def to_chakra(trace: Trace) -> list[ChakraFile]:
     events: dict[int, list[Needs]] = defaultdict(lambda: [{}])  # by how often each was counted up
     carried: dict[tuple[int, int, int], int] = {}  # (lane, position, receiving node): the node that receives its event
     steps = [0] * len(lanes)
+    sizes: dict[tuple[int, int, int], int] = {}  # by sender, receiver and tag: a message is received after it was sent
     tag = 1 + max((tag for lane in trace.lanes for tag in lane.tag), default=0)
 
     def put(number: int, name: str, kind: int, dependencies: Iterable[int], **attributes: int | str) -> int:
@@ -118,9 +119,10 @@ def to_chakra(trace: Trace) -> list[ChakraFile]:
                 ends = (lane.node, lane.peer[at]) if kind == SEND else (lane.peer[at], lane.node)
                 about |= {"comm_src": ends[0], "comm_dst": ends[1], "comm_tag": lane.tag[at]}
                 if kind == SEND:
-                    about["comm_size"] = lane.value[at]
+                    sizes[*ends, lane.tag[at]] = lane.value[at]
                 elif lane.value[at]:
                     about["testbed_ns"] = lane.value[at]
+                about["comm_size"] = sizes[*ends, lane.tag[at]]
             needs = [node_of(m, p, lane.node) for m, p in writing.open.items()]
             name = trace.labels[lane.label[at]]
             writing.ids.append(put(lane.node, name, kind, needs, **about))
@@ -130,23 +132,7 @@ def to_chakra(trace: Trace) -> list[ChakraFile]:
                 _merge(writing.known, writing.open)
                 writing.open = {number: len(writing.ids) - 1}
                 writing.known[number] = len(writing.ids) - 1
-    _state_sizes(files)
     return files
-
-
-def _state_sizes(files: Sequence[ChakraFile]) -> None:
-    """Say at the receiver too how long each message is."""
-    sizes = {
-        _message(n): n.attributes["comm_size"] for f in files for n in f.nodes if n.type == NodeType.COMM_SEND_NODE
-    }
-    for content in files:
-        for node in content.nodes:
-            if node.type == NodeType.COMM_RECV_NODE:
-                node.attributes["comm_size"] = sizes[_message(node)]
-
-
-def _message(node: ChakraNode) -> tuple[Hashable, ...]:
-    return tuple(node.attributes[name] for name in ("comm_src", "comm_dst", "comm_tag"))
 
 
 # ------------------------------------------------------------------ from Chakra

@@ -19,14 +19,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from testbed.devices.device import Precision
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Action, Key, Sizes, Work
 from testbed.jobs.data_parallel import MESSAGES, DataParallelJob
 from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.play.rings import ring_rounds
-from testbed.play.shapes import model_on_device, resolve
+from testbed.play.shapes import Count, ModelTable, model_on_device, resolve
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob
 from testbed.policies.cycle import steady_cycle_s
@@ -34,27 +33,18 @@ from testbed.profiles import LinkProfile
 from testbed.spec import Exchange, Topology
 
 LABELS = ("local step", *MESSAGES)
-_Count = Annotated[int, Field(ge=1, strict=True)]
 
 
-class DataParallelTable(Frozen):
+class DataParallelTable(ModelTable):
     """A job as a file states it."""
 
     parallelism: Literal["data"]
-    model: str | dict[str, Any]
-    """The name of a model whose shapes are known here, or a table with the fields of `ModelSize`."""
     device: str
-    precision: Precision
-    compute: Annotated[float, Field(gt=0)] = 1.0
-    """An iteration takes so many times as long as the device file says."""
-    sequence_length: _Count
-    sequences: _Count
-    """Of one worker, in one iteration."""
     workers: Annotated[int, Field(ge=2, strict=True)]
     exchange: Exchange
     staleness: Annotated[int, Field(ge=0, strict=True)] = 0
     """Iterations that a worker may be ahead of the aggregate."""
-    local_iterations: _Count = 1
+    local_iterations: Count = 1
     """Iterations between two exchanges. A step is all of these."""
     bits: Annotated[float, Field(gt=0)]
     """Of a message, per parameter of the model."""

@@ -70,7 +70,8 @@ def play_jobs(
     """
     if clock == "virtual" and kernel is None:
         raise SpecError("the virtual clock needs a guest kernel: python -m testbed vm --build")
-    with _Play(jobs, clock, folder, kernel, progress) as play:
+    with ExitStack() as stack:
+        play = _Play(jobs, clock, folder, kernel, progress, stack)
         return play.all(1 if clock == "real" else max(1, min(guests, len(jobs))))
 
 
@@ -126,28 +127,25 @@ class _Play:
         folder: Path,
         kernel: GuestKernel | None,
         progress: Callable[[Progress], None],
+        stack: ExitStack,
     ) -> None:
+        """`stack` removes what is made."""
         self._jobs, self._clock, self._kernel = jobs, clock, kernel
-        self._progress = progress
+        self._progress, self._stack = progress, stack
         self._predicted_s = [predicted_seconds(job) for job in jobs]
         self._outcomes: dict[int, Outcome] = {}
         self._started = 0
         self._stillborn = 0
         """How many workers ended, one after another, before they came to take a job."""
-        self._stack = ExitStack()
-        self._base = folder.absolute()  # the worker has another current directory
         if clock == "virtual":
             # Compiling takes memory, and from which pages packets' bytes are taken shows where packets are lost. A
             # guest keeps nothing that it compiles, so without this a fresh checkout would play otherwise.
             compileall.compile_dir(ROOT / "testbed", quiet=2)
-
-    def __enter__(self) -> _Play:
-        self._base.mkdir(parents=True, exist_ok=True)
-        _remove_left(self._base)
-        self._folder = self._base / f"{_WORK}{os.getpid()}"
-        self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        queue = self._folder / "queue"
-        queue.mkdir(parents=True)
+        _remove_left(folder)
+        self._folder = folder.absolute() / f"{_WORK}{os.getpid()}"  # the worker has another current directory
+        self._queue = self._folder / "queue"
+        stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._queue.mkdir(parents=True)
         for rank, number in enumerate(sorted(range(len(self._jobs)), key=lambda n: -self._predicted_s[n])):
             job = self._jobs[number]
             job.output.parent.mkdir(parents=True, exist_ok=True)
@@ -155,11 +153,7 @@ class _Play:
             absolute = job.model_copy(update={"trace": job.trace.absolute(), "output": job.output.absolute()})
             # Where packets are lost, a nanosecond more decides what TCP does next. So nothing may have been before it.
             alone = ALONE if self._clock == "virtual" and not job.repeatable else ""
-            (queue / f"{rank:06d}-{number}{alone}").write_text(absolute.model_dump_json(), encoding="utf8")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+            (self._queue / f"{rank:06d}-{number}{alone}").write_text(absolute.model_dump_json(), encoding="utf8")
 
     def all(self, count: int) -> list[Outcome]:
         """Keep `count` workers at work until every job has its outcome."""
@@ -190,12 +184,12 @@ class _Play:
                 self._stillborn += 1
                 if self._stillborn >= _STILLBORN:  # nor would the next one come so far as to take a job
                     for name in self._waiting():
-                        (self._folder / "queue" / name).unlink()
+                        (self._queue / name).unlink()
                         self._end(_number(name), Outcome(output=None, error=why, host_seconds=0.0, guest_seconds=None))
         return [self._outcomes[number] for number in range(len(self._jobs))]
 
     def _waiting(self) -> list[str]:
-        return [path.name for path in (self._folder / "queue").iterdir()]
+        return [path.name for path in self._queue.iterdir()]
 
     def _start(self) -> _Worker:
         name = f"worker-{self._started}"

@@ -29,11 +29,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from testbed.devices.device import Precision
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError
 from testbed.frozen import Frozen
@@ -43,13 +42,13 @@ from testbed.jobs.schedule import actions
 from testbed.metrics.links import AlonePipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.data_parallel import steady_mean_ns
-from testbed.play.ideal import ideal_steps_ns
 from testbed.play.scenarios import SiteDevice, load_scenario
-from testbed.play.shapes import codec_bytes, model_on_device, resolve
+from testbed.play.shapes import Count, ModelTable, codec_bytes, model_on_device, resolve
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
 from testbed.play.synthetic import WAYS
 from testbed.play.trace import Trace
 from testbed.play.tracing import Sites, TracedJob
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import LinkProfile
 from testbed.spec import ScheduleName, Topology
 from testbed.workloads.models import ModelSize, split_layers
@@ -57,7 +56,6 @@ from testbed.workloads.models import ModelSize, split_layers
 LABELS = (*PIPELINE_LABELS, "exchange")
 _STALE_STEPS = 24
 """From which a cycle's floor is taken where replicas are ahead."""
-_Count = Annotated[int, Field(ge=1, strict=True)]
 _Number = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -70,32 +68,24 @@ class RoundTable(Frozen):
     """Replicas that do, and were away in the step before: they need the weights first."""
 
 
-class HybridTable(Frozen):
+class HybridTable(ModelTable):
     """A job as a file states it."""
 
     parallelism: Literal["hybrid"]
     scenario: str
     """A row of scenarios.toml."""
-    model: str | dict[str, Any]
-    """The name of a model whose shapes are known here, or a table with the fields of `ModelSize`."""
-    precision: Precision
-    compute: Annotated[float, Field(gt=0)] = 1.0
-    """Every action takes so many times as long as the device files say."""
-    sequence_length: _Count
-    sequences: _Count
-    """In a micro-batch."""
-    replicas: tuple[_Count, ...] = Field(min_length=1)
+    replicas: tuple[Count, ...] = Field(min_length=1)
     """How many stages each has. They take the scenario's devices in order; those that are left over do nothing."""
-    microbatches: _Count | tuple[_Count, ...]
+    microbatches: Count | tuple[Count, ...]
     """Of a replica's batch; or of each replica's."""
     schedule: ScheduleName = "1f1b"
-    in_flight: _Count | None = None
+    in_flight: Count | None = None
     """None: as many as a replica has stages."""
     codec: str = "bf16"
     """Of messages between stages at different sites."""
     site_codec: str = "bf16"
     """Of messages between stages at one site."""
-    local_steps: _Count = 1
+    local_steps: Count = 1
     """Batches between two exchanges. A step is all of these."""
     exchange: Literal["star", "all-to-all"] = "star"
     bits: Annotated[float, Field(gt=0)] | None = None
@@ -365,13 +355,15 @@ def _shape(asked: HybridTable) -> HybridShape:
         forward.append(count / flops * asked.compute)
         update.append(ADAMW_BYTES * parameters(size, own) / device.bandwidth_bytes_per_s)
     shape = (asked.sequences, asked.sequence_length, size.width)
-    exchanged, passed_on = _exchange(asked, size, parts, devices) if several else ((), ())
-    rounds = tuple(_round(asked, each, size, parts, devices) for each in asked.rounds)
+    numbers = itertools.count()
+    layout = _Layout(asked, size, [[(next(numbers), own) for own in part] for part in parts], [d.site for d in devices])
+    exchanged, passed_on = layout.exchange()
+    rounds = tuple(map(layout.round, asked.rounds))
     read = [
         sum(microbatches) - sum(microbatches[replica] for replica in each.away) for each in rounds or [RoundTable()]
     ]
     return HybridShape(
-        sites=tuple(device.site for device in devices),
+        sites=tuple(layout.sites),
         replicas=asked.replicas,
         microbatches=microbatches,
         schedule=asked.schedule,
@@ -392,73 +384,67 @@ def _shape(asked: HybridTable) -> HybridShape:
     )
 
 
-def _held(parts: Sequence[Sequence[range]]) -> list[list[tuple[int, range]]]:
-    """Return each replica's devices with the layers that they hold."""
-    numbers = itertools.count()
-    return [[(next(numbers), own) for own in part] for part in parts]
+class _Layout(NamedTuple):
+    """Which devices hold which layers, and what they send each other."""
 
+    asked: HybridTable
+    size: ModelSize
+    held: Sequence[Sequence[tuple[int, range]]]
+    """By replica: its devices, and the layers of each."""
+    sites: Sequence[int]
+    """By device."""
 
-def _bytes(size: ModelSize, own: range, bits: float) -> int:
-    return max(1, math.ceil(parameters(size, own) * bits / 8))
+    def round(self, who: RoundTable) -> RoundShape:
+        """Return what is sent where some replicas are away, or come back."""
+        numbers, server = range(len(self.held)), _has_server(self.asked)
+        stated = f"rounds has away = {list(who.away)} and returning = {list(who.returning)}"
+        if unknown := {*who.away, *who.returning} - set(numbers):
+            raise SpecError(f"{stated}; there is no replica {min(unknown)}, they are numbered from 0 to {numbers[-1]}")
+        if both := set(who.away) & set(who.returning):
+            raise SpecError(f"{stated}; replica {min(both)} is either away or returns")
+        if not (there := [each for each in numbers if each not in who.away]):
+            raise SpecError(f"{stated}; somebody takes part in a step: where all are away, none takes place")
+        kept = [each for each in there if each not in who.returning]
+        if who.returning and not kept and not server:
+            raise SpecError(f"{stated}; nobody has the weights for them: let a replica stay, or have a server")
+        restored = list[tuple[int, int, int]]()
+        for replica in who.returning:
+            givers: Sequence[tuple[int, range]] = [(len(self.sites), range(self.size.layers))]
+            if not server:
+                givers = self.held[min(kept, key=lambda each: (each - replica) % len(numbers))]
+            shared = self._shared(self.held[replica], givers, self.asked.weights_bits)
+            restored += [(giver, device, size) for device, giver, size in shared]
+        exchanged, passed_on = self.exchange(who.away)
+        return RoundShape(away=who.away, restored=tuple(restored), exchanged=exchanged, passed_on=passed_on)
 
+    def exchange(self, away: Sequence[int] = ()) -> tuple[Messages, Messages]:
+        """Return an exchange's messages, and those that are passed on; a replica alone exchanges nothing."""
+        if len(self.held) == 1:
+            return (), ()
+        assert self.asked.bits is not None
+        held, server = [part for replica, part in enumerate(self.held) if replica not in away], len(self.sites)
+        messages, passed_on, first = list[tuple[int, int, int]](), list[tuple[int, int, int]](), dict[object, int]()
+        if self.asked.exchange == "all-to-all":
+            for further, number in itertools.product(range(1, len(held)), range(len(held))):
+                messages += self._shared(held[number], held[(number + further) % len(held)], self.asked.bits)
+            return tuple(messages), ()
+        holders = list(itertools.chain(*held))
+        messages += [(device, server, self._bytes(own, self.asked.bits)) for device, own in holders]
+        for device, own in holders:
+            answer = self._bytes(own, self.asked.answer_bits or self.asked.bits)
+            if (same := first.setdefault((self.sites[device], own), device)) == device:
+                messages.append((server, device, answer))
+            else:
+                passed_on.append((same, device, answer))
+        return tuple(messages), tuple(passed_on)
 
-def _round(
-    asked: HybridTable,
-    who: RoundTable,
-    size: ModelSize,
-    parts: Sequence[Sequence[range]],
-    devices: Sequence[SiteDevice],
-) -> RoundShape:
-    """Return what is sent where some replicas are away, or come back."""
-    numbers = range(len(asked.replicas))
-    stated = f"rounds has away = {list(who.away)} and returning = {list(who.returning)}"
-    if unknown := {*who.away, *who.returning} - set(numbers):
-        raise SpecError(f"{stated}; there is no replica {min(unknown)}, they are numbered from 0 to {numbers[-1]}")
-    if both := set(who.away) & set(who.returning):
-        raise SpecError(f"{stated}; replica {min(both)} is either away or returns")
-    if not (there := [each for each in numbers if each not in who.away]):
-        raise SpecError(f"{stated}; somebody takes part in a step: where all are away, none takes place")
-    kept = [each for each in there if each not in who.returning]
-    if who.returning and not kept and not _has_server(asked):
-        raise SpecError(f"{stated}; nobody has the weights for them: let a replica stay, or have a server")
-    held, restored = _held(parts), list[tuple[int, int, int]]()
-    for replica in who.returning:
-        if _has_server(asked):
-            givers = [(len(devices), range(size.layers))]
-        else:
-            givers = held[min(kept, key=lambda each: (each - replica) % len(numbers))]
-        for (device, own), (giver, its) in itertools.product(held[replica], givers):
-            if both_hold := range(max(own.start, its.start), min(own.stop, its.stop)):
-                restored.append((giver, device, _bytes(size, both_hold, asked.weights_bits)))
-    exchanged, passed_on = _exchange(asked, size, parts, devices, who.away) if len(numbers) > 1 else ((), ())
-    return RoundShape(away=who.away, restored=tuple(restored), exchanged=exchanged, passed_on=passed_on)
+    def _shared(
+        self, some: Sequence[tuple[int, range]], others: Sequence[tuple[int, range]], bits: float
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield each two devices that hold layers in common, and how many bytes these are."""
+        for (device, own), (other, its) in itertools.product(some, others):
+            if both := range(max(own.start, its.start), min(own.stop, its.stop)):
+                yield device, other, self._bytes(both, bits)
 
-
-def _exchange(
-    asked: HybridTable,
-    size: ModelSize,
-    parts: Sequence[Sequence[range]],
-    devices: Sequence[SiteDevice],
-    away: Sequence[int] = (),
-) -> tuple[Messages, Messages]:
-    """Return an exchange's messages, and those that are passed on. `parts`: the layers of each replica's stages."""
-    assert asked.bits is not None
-    held = [part for replica, part in enumerate(_held(parts)) if replica not in away]
-
-    messages = list[tuple[int, int, int]]()
-    if asked.exchange == "all-to-all":
-        for further in range(1, len(held)):
-            for number, part in enumerate(held):
-                for (device, own), (other, its) in itertools.product(part, held[(number + further) % len(held)]):
-                    if both := range(max(own.start, its.start), min(own.stop, its.stop)):
-                        messages.append((device, other, _bytes(size, both, asked.bits)))
-        return tuple(messages), ()
-    answers, passed_on, first = list[tuple[int, int, int]](), list[tuple[int, int, int]](), dict[object, int]()
-    for device, own in itertools.chain(*held):
-        messages.append((device, len(devices), _bytes(size, own, asked.bits)))
-        answer = _bytes(size, own, asked.answer_bits or asked.bits)
-        if (same := first.setdefault((devices[device].site, own), device)) == device:
-            answers.append((len(devices), device, answer))
-        else:
-            passed_on.append((same, device, answer))
-    return (*messages, *answers), tuple(passed_on)
+    def _bytes(self, own: range, bits: float) -> int:
+        return max(1, math.ceil(parameters(self.size, own) * bits / 8))

@@ -34,7 +34,7 @@ from testbed.play.lanes import pairs
 from testbed.play.played import Played
 from testbed.play.player import Clock, Player
 from testbed.play.trace import SEND, Trace, read_trace
-from testbed.play.waiting import EpollWaiter
+from testbed.play.waiting import Waiter
 
 TEMPORARY: Final = ".part"
 """What a result's name ends with until it is whole."""
@@ -90,7 +90,7 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
         connections = stack.enter_context(Connections(lab, talking))
         origin_ns = lab.play(_next_on_grid() if clock == "virtual" else None)
         _sleep_until(origin_ns)
-        with EpollWaiter(origin_ns) as waiter:
+        with Waiter(origin_ns) as waiter:
             player = Player(
                 trace,
                 connections,
@@ -118,7 +118,7 @@ def _next_on_grid() -> int:
 
 
 def _sleep_until(moment_ns: int) -> None:
-    with EpollWaiter(moment_ns) as waiter:
+    with Waiter(moment_ns) as waiter:
         waiter.wait(0)
 
 

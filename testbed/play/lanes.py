@@ -44,6 +44,11 @@ class LaneState:
         self.index = self.step = self.at_ns = self.waking_ns = 0
         self.begin, self.end, self.first, self.last = (array("q", bytes(8 * lane.starts[steps])) for _ in range(4))
 
+    @property
+    def times(self) -> PlayedLane:
+        """What was noted so far, and will be."""
+        return PlayedLane(self.begin, self.end, self.first, self.last)
+
     def played(self, steps: int) -> PlayedLane:
         """Return what was noted of the first `steps` steps."""
         count = self.starts[steps]

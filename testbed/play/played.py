@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from array import array
 from dataclasses import asdict, astuple, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from testbed.errors import ResultsError
+from testbed.play.trace import pack_column, unpack_column
 
 MAGIC: Final = b"testbed played\n"
 VERSION: Final = 1
@@ -92,7 +93,7 @@ class Played:
 
     def write(self, path: Path) -> None:
         """Write it to a file."""
-        columns = b"".join(_packed(getattr(lane, name)) for lane in self.lanes for name in _COLUMNS)
+        columns = b"".join(pack_column(getattr(lane, name)) for lane in self.lanes for name in _COLUMNS)
         header = {
             "version": VERSION,
             "clock": self.clock,
@@ -145,21 +146,9 @@ def read_played(path: Path) -> Played:
 def _lanes(lengths: list[int], columns: bytes) -> tuple[PlayedLane, ...]:
     lanes, at = [], 0
     for length in lengths:
-        lane = PlayedLane()
-        for name in _COLUMNS:
-            column = getattr(lane, name)
-            column.frombytes(columns[at : at + 8 * length])
-            if sys.byteorder == "big":
-                column.byteswap()
-            at += 8 * length
-        lanes.append(lane)
+        ends = [at + 8 * length * column for column in range(len(_COLUMNS) + 1)]
+        lanes.append(PlayedLane(*(unpack_column("q", columns[begin:end]) for begin, end in pairwise(ends))))
+        at = ends[-1]
     if at != len(columns):
         raise ValueError(f"its lanes take {at} bytes and it has {len(columns)}")
     return tuple(lanes)
-
-
-def _packed(column: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        column = array(column.typecode, column)
-        column.byteswap()
-    return column.tobytes()

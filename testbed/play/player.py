@@ -98,7 +98,7 @@ class Player:
         self._network, self._waiter, self._clock, self._schedules = network, waiter, clock, schedules
         self._step_done = step_done
         self._lanes = Lanes(trace, self._steps, self._hand_over, halt=prove_steady, director=director)
-        self._repetition = Repetition(trace, self._lanes.states) if prove_steady else None
+        self._repetition = Repetition(trace, [lane.times for lane in self._lanes.states]) if prove_steady else None
         self._aligned = {0}  # steps that began where the kernel's ticks lie alike
         self._begun = 0  # the last step that a lane was let into
         self._flows = {ends: _Flow(*ends, sock) for ends, sock in network.sockets.items()}

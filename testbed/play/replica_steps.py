@@ -19,7 +19,7 @@ from testbed.metrics.links import Queues
 from testbed.metrics.steps import align, steady
 from testbed.metrics.wires import Wires
 from testbed.play import replicas
-from testbed.play.ideal import ideal_steps_ns
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.records import StepRecord
 from testbed.spec import Cell
 

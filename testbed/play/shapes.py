@@ -32,7 +32,7 @@ from testbed.workloads.models import FAMILIES, ModelSize, model_size, split_laye
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
 Table = TypeVar("Table", bound=Frozen)
 Made = TypeVar("Made")
-_Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 class PayloadPerToken(Frozen):
@@ -43,27 +43,32 @@ class PayloadPerToken(Frozen):
     backward: Annotated[float, Field(gt=0)]
 
 
-class PipelineTable(Frozen):
-    """A job as a file states it."""
+class ModelTable(Frozen):
+    """A job as a file states it: what it trains."""
 
-    parallelism: Literal["pipeline"] = "pipeline"
     model: str | dict[str, Any]
     """The name of a model whose shapes are known here, or a table with the fields of `ModelSize`."""
-    device: str
     precision: Precision
     compute: Annotated[float, Field(gt=0)] = 1.0
     """Every action takes so many times as long as the device file says."""
+    sequence_length: Count
+    sequences: Count
+    """In a micro-batch; of whole models, in an iteration of one worker."""
+
+
+class PipelineTable(ModelTable):
+    """A pipeline."""
+
+    parallelism: Literal["pipeline"] = "pipeline"
+    device: str
     recompute: bool = False
     update: str | None = None
     """From the last gradient to the end of the step; None: AdamW's memory traffic on the device."""
-    sequence_length: _Count
-    sequences: _Count
-    """In a micro-batch."""
-    microbatches: _Count
-    stages: _Count
+    microbatches: Count
+    stages: Count
     layers: tuple[int, ...] | None = None
     schedule: ScheduleName
-    in_flight: _Count | None = None
+    in_flight: Count | None = None
     """None: as many as there are stages."""
     sends: Literal["overlapped", "blocking"] = "overlapped"
     codec: str | None = None

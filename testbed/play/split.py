@@ -133,17 +133,6 @@ def _scatter(values: Sequence[int]) -> float:
     return math.fsum((value - middle) ** 2 for value in values)
 
 
-@dataclass(frozen=True)
-class _PlayedTimes:
-    """A lane's times as `steady.Repetition` reads them."""
-
-    starts: array[int]
-    begin: array[int]
-    end: array[int]
-    first: array[int]
-    last: array[int]
-
-
 def seen_to_repeat(trace: Trace, played: Played) -> int | None:
     """Return after how many steps all times of what was played repeat to the nanosecond, and TCP's windows; None where
     they do not.
@@ -153,12 +142,7 @@ def seen_to_repeat(trace: Trace, played: Played) -> int | None:
     """
     steps = min(played.steps, trace.steps - 1)
     shorter = replace(trace, lanes=tuple(replace(lane, starts=lane.starts[: steps + 1]) for lane in trace.lanes))
-    pairs = zip(shorter.lanes, played.lanes, strict=True)
-    lanes = [
-        _PlayedTimes(lane.starts, times.begin_ns, times.end_ns, times.first_byte_ns, times.last_byte_ns)
-        for lane, times in pairs
-    ]
-    repetition, found = Repetition(shorter, lanes), None
+    repetition, found = Repetition(shorter, played.lanes), None
     for step in range(steps):
         found = repetition.add(step, tuple(state.cwnd_packets for state in played.sockets[step]))
     return None if found is None else found[1]

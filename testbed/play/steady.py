@@ -13,7 +13,7 @@ import copy
 from array import array
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from testbed.play.played import NodeCounters, Played, PlayedLane, SocketState
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, Lane, Trace
@@ -22,30 +22,15 @@ LONGEST_PERIOD: Final = 8
 REPEATS: Final = 3
 """How many whole periods must have been seen."""
 
-_COLUMNS = ("begin", "end", "first", "last")
 _TOTALS = ("bytes_sent", "bytes_retransmitted", "segments_out", "segments_in", "retransmits")
-
-
-class TimedLane(Protocol):
-    """A lane's times, while it is being played."""
-
-    @property
-    def starts(self) -> array[int]: ...
-    @property
-    def begin(self) -> array[int]: ...
-    @property
-    def end(self) -> array[int]: ...
-    @property
-    def first(self) -> array[int]: ...
-    @property
-    def last(self) -> array[int]: ...
 
 
 class Repetition:
     """Looks for steps that repeat."""
 
-    def __init__(self, trace: Trace, lanes: Sequence[TimedLane]) -> None:
-        self._trace, self._lanes = trace, lanes
+    def __init__(self, trace: Trace, times: Sequence[PlayedLane]) -> None:
+        """`times`: by lane, as far as it was played."""
+        self._trace, self._times = trace, times
         self._signatures: list[Any] = []
         self._begin_ns = 0
         self._since_ns: list[int] = []  # from the step before
@@ -56,20 +41,12 @@ class Repetition:
 
         `seen`: what else is to be the same, as something that can be hashed; None: nothing can be said of this step.
         """
-        begin_ns = min((lane.begin[lane.starts[step]] for lane in self._lanes if _count(lane, step)), default=0)
-        times = tuple(self._relative(lane, step, begin_ns) for lane in self._lanes)
+        begin_ns = _begins(self._trace.lanes, self._times, step)
+        times = tuple(_relative(*each, step, begin_ns) for each in zip(self._trace.lanes, self._times, strict=True))
         self._since_ns.append(begin_ns - self._begin_ns)
         self._begin_ns = begin_ns
         self._signatures.append(hash((times, seen)) if seen is not None else object())
         return self._proved(step)
-
-    def _relative(self, lane: TimedLane, step: int, begin_ns: int) -> bytes:
-        start, stop = lane.starts[step], lane.starts[step + 1]
-        columns = [array("q", [ns - begin_ns for ns in getattr(lane, name)[start:stop]]) for name in _COLUMNS[:2]]
-        columns += [
-            array("q", [ns - begin_ns if ns else -1 for ns in getattr(lane, name)[start:stop]]) for name in _COLUMNS[2:]
-        ]
-        return b"".join(column.tobytes() for column in columns)
 
     def _proved(self, step: int) -> tuple[int, int] | None:
         for period in range(1, LONGEST_PERIOD + 1):
@@ -94,6 +71,13 @@ class Repetition:
         """
         same = bool(self._signatures[step] == self._signatures[step + period])
         return same and (not since or self._since_ns[step] == self._since_ns[step + period])
+
+
+def _relative(lane: Lane, times: PlayedLane, step: int, begin_ns: int) -> bytes:
+    part = slice(lane.starts[step], lane.starts[step + 1])
+    moments = [ns - begin_ns for column in (times.begin_ns, times.end_ns) for ns in column[part]]
+    bytes_ns = [ns for column in (times.first_byte_ns, times.last_byte_ns) for ns in column[part]]
+    return array("q", moments + [ns - begin_ns if ns else -1 for ns in bytes_ns]).tobytes()
 
 
 def trace_repeats_from(trace: Trace, period: int) -> int:
@@ -203,14 +187,8 @@ def extended(played: Played, trace: Trace, steps: int | None = None) -> Played:
 
 def _begins(lanes: Sequence[Lane], played: Sequence[PlayedLane], step: int) -> int:
     """Return when a step begins: when the first lane that does anything in it gets there."""
-    active = (
-        times.begin_ns[lane.starts[step]] for lane, times in zip(lanes, played, strict=True) if _count(lane, step)
-    )
-    return min(active, default=0)
-
-
-def _count(lane: Any, step: int) -> int:
-    return int(lane.starts[step + 1] - lane.starts[step])
+    starts = ((lane.starts[step], lane.starts[step + 1], times) for lane, times in zip(lanes, played, strict=True))
+    return min((times.begin_ns[begin] for begin, end, times in starts if end > begin), default=0)
 
 
 def difference(later: Sequence[NodeCounters], earlier: Sequence[NodeCounters]) -> tuple[NodeCounters, ...]:

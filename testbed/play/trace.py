@@ -120,7 +120,7 @@ class Trace:
             "about": self.about,
         }
         text = json.dumps(header, separators=(",", ":")).encode()
-        columns = (_packed(getattr(lane, name)) for lane in self.lanes for name, _ in _COLUMNS)
+        columns = (pack_column(getattr(lane, name)) for lane in self.lanes for name, _ in _COLUMNS)
         body = b"".join((len(text).to_bytes(_LENGTH, "little"), text, *columns))
         path.write_bytes(b"".join((MAGIC, hashlib.sha256(body).digest(), body)))
 
@@ -158,12 +158,8 @@ def _trace(header: Mapping[str, Any], columns: memoryview) -> Trace:
     for stated in header["lanes"]:
         lane, operations = Lane(int(stated["node"]), str(stated["name"])), int(stated["operations"])
         for name, code in _COLUMNS:
-            column = array(code)
-            size = (steps + 1 if name == "starts" else operations) * column.itemsize
-            column.frombytes(columns[at : at + size])
-            if sys.byteorder == "big":
-                column.byteswap()
-            setattr(lane, name, column)
+            size = (steps + 1 if name == "starts" else operations) * array(code).itemsize
+            setattr(lane, name, unpack_column(code, columns[at : at + size]))
             at += size
         _check_lane(lane, operations, nodes)
         lanes.append(lane)
@@ -183,8 +179,18 @@ def _check_lane(lane: Lane, operations: int, nodes: Sequence[str]) -> None:
         raise ValueError(f"the steps of the lane {lane.name!r} of {nodes[lane.node]} do not divide its operations")
 
 
-def _packed(column: array[int]) -> bytes:
+def pack_column(column: array[int]) -> bytes:
+    """Return a column's bytes, little-endian."""
     if sys.byteorder == "big":
         column = array(column.typecode, column)
         column.byteswap()
     return column.tobytes()
+
+
+def unpack_column(code: str, content: bytes | memoryview) -> array[int]:
+    """Return the column of such numbers that these bytes are."""
+    column = array(code)
+    column.frombytes(content)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column

@@ -291,29 +291,3 @@ def retell(traced: TracedJob, trace: Trace, played: Sequence[PlayedLane], observ
     `played`: by lane of the trace, at least as many steps.
     """
     traced.run(_Retold(traced, trace, played, observer))
-
-
-def window(trace: Trace, steps: range) -> Trace:
-    """Return some steps of a trace, as if all before them had ended: what was sent before is there."""
-    sent, before = set[tuple[int, int, int]](), dict[int, int]()
-    for lane in trace.lanes:
-        first, end = lane.starts[steps.start], lane.starts[steps.stop]
-        for at in range(end):
-            if lane.kind[at] == SEND and at >= first:
-                sent.add((lane.node, lane.peer[at], lane.tag[at]))
-            elif lane.kind[at] == SIGNAL and at < first:
-                before[lane.tag[at]] = before.get(lane.tag[at], 0) + 1
-    lanes = []
-    for lane in trace.lanes:
-        part = Lane(lane.node, lane.name)
-        for step in steps:
-            for operation in lane.operations(step):
-                kind, label, peer, tag, value = operation
-                if kind == RECEIVE and (peer, lane.node, tag) not in sent:
-                    continue
-                if kind == WAIT and (value := value - before.get(tag, 0)) <= 0:
-                    continue
-                part.add(kind, label=label, peer=peer, tag=tag, value=value)
-            part.end_step()
-        lanes.append(part)
-    return Trace(trace.nodes, trace.labels, tuple(lanes), trace.about)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from testbed.errors import SpecError
@@ -90,6 +91,19 @@ def _program(lane: Lane, steps: int) -> Generator[Any, Any, Any]:
             else:
                 yield Await(key, values[at])
         yield EndStep(step)
+
+
+def ideal_steps_ns(trace: Trace, links: Links | None, steps: int = 3) -> list[int]:
+    """Return how long each of the first `steps` steps takes over these links; None: where messages take no time.
+
+    SpecError as from `replay`.
+    """
+    return [after - before for before, after in pairwise([0, *replay(trace, steps, links)])]
+
+
+def ideal_step_ns(trace: Trace, links: Links | None, steps: int = 3) -> int:
+    """Return how long the last of the first `steps` steps takes, see `ideal_steps_ns`."""
+    return ideal_steps_ns(trace, links, steps)[-1]
 
 
 class _Times:

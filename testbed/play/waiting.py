@@ -6,7 +6,7 @@ import ctypes
 import os
 import select
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from testbed.closing import Closing
 
@@ -19,29 +19,9 @@ _TFD_NONBLOCK, _TFD_CLOEXEC = 0o4000, 0o2000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Waiter(Protocol):
-    """A clock, and what wakes the player."""
-
-    def now(self) -> int:
-        """Return nanoseconds since the beginning."""
-        ...
-
-    def watch(self, descriptor: int, events: int) -> None:
-        """Wake for these events of a descriptor from now on."""
-        ...
-
-    def wait(self, due_ns: int | None) -> list[tuple[int, int]]:
-        """Wait until that moment, or for descriptors. Which of them, with their events; `DUE` among them: it is due."""
-        ...
-
-    def stand_still(self, grid_ns: int) -> None:
-        """Let the kernel's clock go on to a multiple of `grid_ns`, and this one stand still; all else is silent."""
-        ...
-
-
-class EpollWaiter(Closing):
-    """The kernel's clock and events; a context manager. Python 3.11 has no timerfd, and epoll's own time limit counts
-    milliseconds.
+class Waiter(Closing):
+    """A clock, and what wakes the player: the kernel's clock and events; a context manager. Python 3.11 has no timerfd,
+    and epoll's own time limit counts milliseconds.
     """
 
     def __init__(self, origin_ns: int) -> None:

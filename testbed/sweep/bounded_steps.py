@@ -16,9 +16,9 @@ from testbed.jobs.pipeline import MATHS, PipelineJob, orders_of
 from testbed.metrics.bound import BoundedStep, Deviations, kind_step, pipeline_step
 from testbed.metrics.links import Queues
 from testbed.metrics.wires import Wires
-from testbed.play.ideal import ideal_step_ns
 from testbed.play.replica_steps import replica_step, stated_replica_step
 from testbed.play.tracing import TracedJob
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
 from testbed.spec import (

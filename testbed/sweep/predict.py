@@ -29,12 +29,12 @@ from testbed.net.lab import LabSpec
 from testbed.play.data_parallel import DataParallelShape, DataParallelTable, resolve_data_parallel
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.hybrid import HybridShape, HybridTable, access_links, resolve_hybrid
-from testbed.play.ideal import Duplex, ideal_steps_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.scenarios import load_scenario
 from testbed.play.shapes import PipelineTable, Shape, resolve_shape
 from testbed.play.split import drift, seen_to_repeat, step_split
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import LinkProfile, Pipe, load_profile
 from testbed.spec import Topology, link_count
 from testbed.sweep.environment import hold_folder
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from testbed.vm import GuestKernel
 
 FILE = "cells.toml"
+Duplex = Literal["full", "inbound"]
 _FOLDER, _ASIDE = "predicted", ".playing-"
 _MTU = 1500
 _IDEAL_STEPS = 3

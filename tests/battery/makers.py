@@ -16,10 +16,9 @@ from testbed.metrics.links import Pipes
 from testbed.play import pipelines, replicas, synthetic
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
 from testbed.play.hybrid import resolve_hybrid
-from testbed.play.ideal import ideal_steps_ns
 from testbed.play.replicas import node_times
-from testbed.play.trace import Trace
-from testbed.play.tracing import window
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, Lane, Trace
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import load_profile
 from testbed.records import (
     FRAME_HEADER_BYTES,
@@ -259,6 +258,32 @@ def data_parallel(
     )
     whole = replicas.stated_job(cell, end, frames, applied, node_times(cell, costs)).trace()
     return window(whole, range(first, end))
+
+
+def window(trace: Trace, steps: range) -> Trace:
+    """Return some steps of a trace, as if all before them had ended: what was sent before is there."""
+    sent, before = set[tuple[int, int, int]](), dict[int, int]()
+    for lane in trace.lanes:
+        first, end = lane.starts[steps.start], lane.starts[steps.stop]
+        for at in range(end):
+            if lane.kind[at] == SEND and at >= first:
+                sent.add((lane.node, lane.peer[at], lane.tag[at]))
+            elif lane.kind[at] == SIGNAL and at < first:
+                before[lane.tag[at]] = before.get(lane.tag[at], 0) + 1
+    lanes = []
+    for lane in trace.lanes:
+        part = Lane(lane.node, lane.name)
+        for step in steps:
+            for operation in lane.operations(step):
+                kind, label, peer, tag, value = operation
+                if kind == RECEIVE and (peer, lane.node, tag) not in sent:
+                    continue
+                if kind == WAIT and (value := value - before.get(tag, 0)) <= 0:
+                    continue
+                part.add(kind, label=label, peer=peer, tag=tag, value=value)
+            part.end_step()
+        lanes.append(part)
+    return Trace(trace.nodes, trace.labels, tuple(lanes), trace.about)
 
 
 def data_parallel_shape(*, steps: int, scale: int, **asked: Any) -> Trace:

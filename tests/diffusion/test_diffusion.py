@@ -18,7 +18,7 @@ from testbed.errors import SpecError
 from testbed.jobs.sampling import Receive, sent_parts
 from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
-from testbed.play.ideal import ideal_step_ns
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
 
 STEPS, IMAGES = 4, 8

@@ -15,7 +15,7 @@ from testbed.diffusion.workers import Codecs, Workers
 from testbed.jobs.sampling import sent_parts
 from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
-from testbed.play.ideal import ideal_step_ns
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
 
 LINKS = {"slow": "link(2Mbit, 20ms)", "fast": "link(1Gbit, 100us)", "lossy": "link(20Mbit, 5ms, loss=3%)"}

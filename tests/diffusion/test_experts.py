@@ -20,7 +20,7 @@ from testbed.diffusion.node import Sampled
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
-from testbed.play.ideal import ideal_step_ns
+from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
 
 STEPS, IMAGES = 5, 4 * BLOCK

@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from testbed.metrics import summarise
 from testbed.records import Duration, StageCosts, Summary
-from tests.synthetic import Pipeline, profile, train
-
-
-def lasting(ns: int) -> Duration:
-    return Duration(ns=ns, spread=0.0, samples=5)
+from tests.synthetic import Pipeline, lasting, profile, summed, train
 
 
 def costs(pipeline: Pipeline, factor: float = 1.0) -> list[StageCosts]:
@@ -39,15 +34,7 @@ def costs(pipeline: Pipeline, factor: float = 1.0) -> list[StageCosts]:
 def summary(factor: float = 1.0, *, calibrated: bool = True, **changes: Any) -> Summary:
     pipeline = Pipeline(profile("unshaped"), **changes)
     stages = train(pipeline, pipeline.cell)
-    return summarise(
-        pipeline.cell,
-        None,
-        None,
-        stages,
-        status="ok",
-        error=None,
-        costs=costs(pipeline, factor) if calibrated else None,
-    )
+    return summed(pipeline.cell, stages, costs=costs(pipeline, factor) if calibrated else None)
 
 
 def test_a_run_that_takes_what_the_calibration_says_does_not_stray() -> None:

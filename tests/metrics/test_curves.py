@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.metrics import LossPoint, align, bands, loss_curve, summarise, uncompressed_curve, validation_curve
-from tests.synthetic import Pipeline, cell, profile, train
+from testbed.metrics import LossPoint, align, bands, loss_curve, uncompressed_curve, validation_curve
+from tests.synthetic import Pipeline, cell, profile, summed, train
 
 curves = st.lists(
     st.dictionaries(st.integers(0, 20), st.floats(0, 10), max_size=12).map(
@@ -38,7 +38,7 @@ def test_evaluations_without_the_codec_have_a_curve_of_their_own() -> None:
     validation, uncompressed = validation_curve(what, stages), uncompressed_curve(what, stages)
     assert [point.step for point in uncompressed] == [point.step for point in validation] == [4, 8]
     assert [point.seconds for point in uncompressed] == [point.seconds for point in validation]
-    summary = summarise(what, None, None, stages, status="ok", error=None)
+    summary = summed(what, stages)
     assert (summary.validation_loss, summary.uncompressed_loss) == (validation[-1].loss, uncompressed[-1].loss)
     assert summary.validation_loss != summary.uncompressed_loss
 
@@ -50,7 +50,6 @@ def test_curves_leave_out_the_time_of_evaluations() -> None:
     assert [point.step for point in points] == list(range(8))
     assert points[-1].seconds == pytest.approx(sum(step.seconds for step in steps if step.phase == "train"))
     assert points[-1].seconds == validation_curve(what, stages)[-1].seconds
-    summary = summarise(what, None, None, stages, status="ok", error=None)
-    assert summary.wall_s is not None
+    summary = summed(what, stages)
     assert summary.wall_s > points[-1].seconds
     assert points[-1].loss == summary.train_loss

@@ -76,7 +76,6 @@ def by_packets(links: Sequence[LinkProfile], messages: Sequence[Sent]) -> list[f
 
     def bit_ns(link: LinkProfile, way: str) -> float:
         shaped = link.pipe(way)  # type: ignore[arg-type]
-        assert shaped is not None
         return (12000 * 10**9 // shaped.rate_bps) / 12000
 
     for number in order:
@@ -88,14 +87,12 @@ def by_packets(links: Sequence[LinkProfile], messages: Sequence[Sent]) -> list[f
         for begin in range(min(room, sent.size), sent.size, ROOM):
             sizes.append(8 * (min(ROOM, sent.size - begin) + HEADER_BYTES))
         up = links[sent.source].up
-        assert up is not None
         for bits in sizes:
             free[sent.source] = max(free[sent.source], sent.at_ns) + bits * bit_ns(links[sent.source], "up")
             at_downlinks[sent.target].append((free[sent.source] + up.delay_ns, number, bits))
         left[sent.source, sent.target] = free[sent.source], carried + sent.size
     found = [0.0] * len(messages)
     for link, packets in zip(links, at_downlinks, strict=True):
-        assert link.down is not None
         now = 0.0
         for there_ns, number, bits in sorted(packets, key=lambda packet: packet[0]):
             now = max(now, there_ns) + bits * bit_ns(link, "down")
@@ -118,8 +115,6 @@ sends = st.builds(
 
 def packet_ns(link: LinkProfile) -> float:
     """Return how long a full packet takes in the slower direction."""
-    assert link.up is not None
-    assert link.down is not None
     return 12e12 / min(link.up.rate_bps, link.down.rate_bps)
 
 
@@ -152,8 +147,6 @@ def test_a_node_has_messages_of_all_others_no_sooner_than_its_links_carry_them(l
     star = [link] * 4
     everybody = [Sent(0, source, (source + further) % 4, size) for further in (1, 2, 3) for source in range(4)]
     found = arrivals("star", star, everybody)
-    assert link.up is not None
-    assert link.down is not None
     for node in range(4):
         bits_ns = 3 * 8 * wire_bytes(size, link) * 0.9998e9  # a packet has whole nanoseconds
         came = [there for there, sent in zip(found, everybody, strict=True) if sent.target == node]
@@ -218,8 +211,6 @@ def test_one_message_over_two_queues_takes_the_closed_form(
     size: int, sender: LinkProfile, receiver: LinkProfile
 ) -> None:
     (found,) = arrivals("star", [sender, receiver], [Sent(0, 0, 1, size)])
-    assert sender.up is not None
-    assert receiver.down is not None
     bits, first = 8 * wire_bytes(size, sender), 8 * wire_bytes(min(size, ROOM), sender)
     last = 8 * wire_bytes(size % ROOM or ROOM, sender) if size > ROOM else first
     delays_ns = sender.up.delay_ns + receiver.down.delay_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.metrics.live_checks import CHECK_STEPS, checks, live_twin
 from testbed.profiles import load_profile
-from testbed.records import Duration, StageCosts
+from testbed.records import StageCosts
 from testbed.spec import Calibrated, Cell, Measured, Paced, recipe_of
 from tests import synthetic
 
@@ -15,14 +15,8 @@ def played(codec: str, profile: str, **changes: object) -> Cell:
 
 
 def costs(*forward_ns: int) -> tuple[StageCosts, ...]:
-    def lasts(ns: int) -> Duration:
-        return Duration(ns=ns, spread=0.0, samples=10)
-
-    codec = {"forward": lasts(1), "backward": lasts(1)}
     return tuple(
-        StageCosts(
-            forward=lasts(ns), backward=lasts(2 * ns), clip=lasts(5), update=lasts(7), encode=codec, decode=codec
-        )
+        synthetic.stage_costs(forward_ns=ns, backward_ns=2 * ns, clip_ns=5, update_ns=7, codec_ns=1)
         for ns in forward_ns
     )
 

@@ -14,9 +14,7 @@ from tests.synthetic import Pipeline, profile
 
 def steps(maths_ns: list[int], slot_ns: int) -> list[PipelineStep]:
     """Make two steps of a pipeline whose actions take `maths_ns` in turn and are due after `slot_ns`."""
-    pipeline = Pipeline(profile(), stages=2, microbatches=2)
-    pipeline.run(0)
-    pipeline.run(1)
+    pipeline = Pipeline(profile(), stages=2, microbatches=2).run(0).run(1)
     count = 0
 
     def paced(action: ActionRecord) -> ActionRecord:
@@ -50,8 +48,7 @@ def test_duty_is_busy_time_by_the_time_of_the_steps(maths_ns: list[int]) -> None
 
 
 def test_where_nothing_is_paced_there_is_no_share() -> None:
-    pipeline = Pipeline(profile())
-    pipeline.run(0)
+    pipeline = Pipeline(profile()).run(0)
     assert spans.overrun_share(align(pipeline.records)) is None
     assert spans.busy_cores(align(pipeline.records)) is None
     assert spans.overrun_share([]) is None

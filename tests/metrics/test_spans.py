@@ -36,7 +36,6 @@ def test_spans_are_the_parts_of_a_step() -> None:
     steps = align(recorded())
     chosen = measured(steps)
     shares = split_shares(steps, chosen)
-    assert shares is not None
     total = sum(step.end_ns - step.begin_ns for step in chosen) * len(chosen[0].records)
     codec = sum(
         span.end_ns - span.begin_ns
@@ -54,7 +53,6 @@ def test_every_frame_is_one_flight() -> None:
         assert len(found) == sum(len(record.sent) for record in step.records)
         for flight in found:
             assert abs(flight.sender - flight.receiver) == 1
-            assert flight.received is not None
             assert flight.received in step.records[flight.receiver].received
             assert flight.sent.first_byte_ns < flight.end_ns == flight.received.last_byte_ns
 

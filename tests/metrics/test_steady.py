@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.metrics import align, measured, steady, summarise
+from testbed.metrics import align, measured, steady
 from testbed.metrics.steps import first_steady
-from tests.synthetic import Pipeline, cell, profile
+from tests.synthetic import Pipeline, cell, profile, summed
 
 
 def noise(count: int, seed: int, outliers: float = 0.05) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_the_summary_says_where_it_begins_and_counts_from_there() -> None:
     for step in range(40):
         pipeline.dilation = 2 if step < 8 else 1
         pipeline.run(step, warmup=step < 2)
-    summary = summarise(what, None, None, pipeline.records, status="ok", error=None)
+    summary = summed(what, pipeline.records)
     assert (summary.steps, summary.first_measured_step, summary.measured_steps) == (40, 8, 32)
     steps = align(pipeline.records)
     assert [step.number for step in steady(steps)] == list(range(8, 40))

@@ -6,7 +6,7 @@ from testbed.errors import ResultsError
 from testbed.metrics import align, loss_curve, measured, run_steps, summarise, traffic
 from testbed.records import FRAME_HEADER_BYTES, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, Paced
-from tests.synthetic import Pipeline, cell, pipe, profile, train
+from tests.synthetic import Pipeline, cell, pipe, profile, summed, train
 
 SLOW = profile("slow", pipe(40_000_000, 5_000_000), pipe(80_000_000, 5_000_000))
 Stages = list[list[StepRecord]]
@@ -15,7 +15,7 @@ Stages = list[list[StepRecord]]
 def run(link=SLOW, **shape) -> tuple[Summary, Stages]:
     what = cell("int8", link, stages=shape.get("stages", 3))
     stages = train(Pipeline(link, **shape), what)
-    return summarise(what, None, None, stages, status="ok", error=None), stages
+    return summed(what, stages), stages
 
 
 def change(stages: Stages, stage: int, index: int, **fields) -> Stages:
@@ -35,7 +35,6 @@ def test_step_times_add_up_to_the_wall_clock() -> None:
 def test_split_adds_up_to_the_step(stages: int, jitter: float) -> None:
     summary, _ = run(stages=stages, jitter=jitter)
     split = summary.split
-    assert split is not None
     assert split.compute_s + split.codec_s + split.wire_s + split.wait_s == pytest.approx(summary.step_s)
     assert min(split.compute_s, split.codec_s, split.wire_s, split.wait_s) >= 0
 
@@ -44,8 +43,7 @@ def test_split_without_jitter_is_what_the_stages_did() -> None:
     """Every stage computes 4 x (F + B) and an update; end stages code 8 times, the middle one 16 times."""
     pipeline, what = Pipeline(SLOW), cell()
     what = what.model_copy(update={"training": what.training.model_copy(update={"evaluate_every": 0})})
-    summary = summarise(what, None, None, train(pipeline, what), status="ok", error=None)
-    assert summary.split is not None
+    summary = summed(what, train(pipeline, what))
     compute_ns = 4 * (pipeline.forward_ns + pipeline.backward_ns) + pipeline.update_ns
     assert summary.split.compute_s == pytest.approx(compute_ns / 1e9)
     assert summary.split.codec_s == pytest.approx((8 + 16 + 8) / 3 * pipeline.codec_ns / 1e9)
@@ -53,7 +51,6 @@ def test_split_without_jitter_is_what_the_stages_did() -> None:
 
 def test_nothing_is_on_the_wire_of_an_unshaped_link() -> None:
     summary, _ = run(profile("unshaped"))
-    assert summary.split is not None
     assert summary.split.wire_s == 0
     assert summary.efficiency == pytest.approx(1, abs=0.01)
 
@@ -61,7 +58,6 @@ def test_nothing_is_on_the_wire_of_an_unshaped_link() -> None:
 def test_ideal_meets_the_simulated_link_and_jitter_lowers_efficiency() -> None:
     assert run()[0].efficiency == pytest.approx(1, abs=0.02)
     jittered = run(jitter=1.0)[0].efficiency
-    assert jittered is not None
     assert jittered < 0.99
 
 
@@ -86,7 +82,6 @@ def test_traffic_is_counted_between_records() -> None:
     assert summary.payload_bytes_per_step == frames * pipeline.payload_bytes
     assert summary.compression_ratio == 4
     assert summary.wire_bytes_per_step is not None
-    assert summary.header_bytes_per_step is not None
     assert summary.wire_bytes_per_step == pytest.approx(
         summary.payload_bytes_per_step + frames * FRAME_HEADER_BYTES + summary.header_bytes_per_step
     )
@@ -125,8 +120,8 @@ def test_a_step_that_not_every_stage_finished_is_left_out() -> None:
 def test_a_run_that_went_on_without_a_node_is_summed_up_without_it() -> None:
     what, (whole, stages) = cell("int8", SLOW, stages=3), run()
     short = [stages[0], stages[1][:2], stages[2]]
-    assert summarise(what, None, None, short, status="ok", error=None).steps == 2
-    summary = summarise(what, None, None, short, status="ok", error=None, lost={"stage 1": "killed"})
+    assert summed(what, short).steps == 2
+    summary = summed(what, short, lost={"stage 1": "killed"})
     assert (summary.steps, summary.lost) == (whole.steps, {"stage 1": "killed"})
     assert "lost" not in whole.model_dump()
 
@@ -143,7 +138,7 @@ def test_certificates_need_both_sides() -> None:
         summarise(what, None, RunCertificates(before=None, after=None), [[]], status="ok", error=None).certificate
         == "FAIL"
     )
-    assert summarise(what, None, None, [[]], status="ok", error=None).certificate is None
+    assert summed(what, [[]]).certificate is None
 
 
 PACED = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=5_000_000, source="stated")
@@ -156,17 +151,14 @@ def test_a_dilated_run_is_reported_as_if_it_were_not(dilation: int) -> None:
     for factor in (1, dilation):
         what = cell("int8", SLOW, compute=PACED.model_copy(update={"dilation": factor}), training={"budget_s": 1000.0})
         stages = train(Pipeline(SLOW, paced=True, dilation=factor), what)
-        found.append(summarise(what, None, None, stages, status="ok", error=None))
+        found.append(summed(what, stages))
         spent.append(loss_curve(what, stages)[-1].seconds)
         taken.append(sum(run_steps(what, 1, stages).seconds))
     plain, dilated = found
     assert spent[1] == pytest.approx(spent[0], rel=0.01)
     assert taken[1] == pytest.approx(taken[0], rel=0.01)
     assert (plain.dilation, dilated.dilation) == (1, dilation)
-    assert dilated.split is not None
-    assert plain.split is not None
     assert dilated.split.model_dump() == pytest.approx(plain.split.model_dump(), rel=0.01)
-    assert plain.overrun_share is not None
     assert 0 < plain.overrun_share < 0.2
     assert dilated.overrun_share == plain.overrun_share
     for name in (
@@ -197,7 +189,7 @@ def test_overruns_and_duty_are_those_of_the_measured_steps() -> None:
         ]
         for records in train(Pipeline(SLOW, paced=True), what)
     ]
-    assert summarise(what, None, None, stages, status="ok", error=None).overrun_share == 0
+    assert summed(what, stages).overrun_share == 0
     unpaced, _ = run()
     assert (unpaced.overrun_share, unpaced.duty) == (None, None)
 
@@ -208,14 +200,12 @@ def test_the_ideal_of_paced_stages_is_what_was_asked_for() -> None:
     late = [[_late(record) for record in records] for records in stages]
 
     def ideals(what: Cell) -> list[float | None]:
-        return [summarise(what, None, None, found, status="ok", error=None).ideal_step_s for found in (stages, late)]
+        return [summed(what, found).ideal_step_s for found in (stages, late)]
 
     asked, still_asked = ideals(cell(compute=PACED))
     assert still_asked == asked
     measured_s, longer_s = ideals(cell())
     assert measured_s == pytest.approx(asked)
-    assert longer_s is not None
-    assert measured_s is not None
     assert longer_s > measured_s + 8 * 0.001
 
 
@@ -255,11 +245,9 @@ def test_accumulated_passes_are_one_step() -> None:
         pipeline = Pipeline(SLOW, accumulation=times)
         for step in range(4):
             pipeline.run(step, warmup=step < 1)
-        found.append(summarise(pipeline.cell, None, None, pipeline.records, status="ok", error=None))
+        found.append(summed(pipeline.cell, pipeline.records))
     once, twice = found
     assert twice.efficiency == pytest.approx(1, abs=0.02)
     assert twice.payload_bytes_per_step == 2 * (once.payload_bytes_per_step or 0)
-    assert once.split is not None
-    assert twice.split is not None
     assert twice.split.codec_s == pytest.approx(2 * once.split.codec_s)
     assert twice.split.compute_s == pytest.approx(2 * once.split.compute_s - pipeline.update_ns / 1e9)

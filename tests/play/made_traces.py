@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
+from testbed.jobs.loop import Links
+from testbed.play.played import NodeCounters, Played
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.unlinked import play_unlinked
 
 FORWARD, BACKWARD, ACTIVATION, GRADIENT, UPDATE = range(5)
 
@@ -30,6 +35,52 @@ def pipeline(stages: int, microbatches: int, steps: int, work_ns: int = 1_000_00
             lane.end_step()
     names = tuple(f"stage {stage}" for stage in range(stages))
     return Trace(names, ("forward", "backward", "activation", "gradient", "update"), tuple(lanes), {"made": "by hand"})
+
+
+def two_nodes(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]] = ()) -> Trace:
+    """Two nodes with a lane each, in one step; operations as (kind, peer, tag, value)."""
+    lanes = (Lane(0, "compute"), Lane(1, "compute"))
+    for lane, operations in zip(lanes, (first, second), strict=True):
+        for kind, peer, tag, value in operations:
+            lane.add(kind, peer=peer, tag=tag, value=value)
+        lane.end_step()
+    return Trace(("a", "b"), ("work",), lanes)
+
+
+def messages(*sizes: int, pause_ns: int | None = None, steps: bool = False) -> Trace:
+    """Node 0 sends node 1 messages, one after the other, or each after a pause; in one step, or `steps`: one each."""
+    sender, receiver = Lane(0, "a"), Lane(1, "b")
+    for tag, size in enumerate(sizes):
+        if pause_ns is not None:
+            sender.add(WORK, value=pause_ns)
+        sender.add(SEND, peer=1, tag=tag, value=size)
+        receiver.add(RECEIVE, peer=0, tag=tag)
+        for lane in (sender, receiver) if steps or tag == len(sizes) - 1 else ():
+            lane.end_step()
+    return Trace(("a", "b"), ("",), (sender, receiver))
+
+
+def sent_bytes(trace: Trace, node: int | None = None) -> list[int]:
+    """Return the sizes of what is sent, by lane and in order: by one node, or by all."""
+    return [
+        value
+        for lane in trace.lanes
+        for kind, value in zip(lane.kind, lane.value, strict=True)
+        if kind == SEND and node in (None, lane.node)
+    ]
+
+
+def played_over(
+    trace: Trace,
+    links: Links | None = None,
+    *,
+    steady: tuple[int, int] | None = None,
+    counters: Sequence[tuple[NodeCounters, ...]] | None = None,
+) -> Played:
+    """Return what a player would write over links that are formulas; None: over none."""
+    counted = counters or [tuple(NodeCounters(0, 0, 0, 0) for _ in trace.nodes)] * trace.steps
+    lanes = play_unlinked(trace, links=links)
+    return Played("virtual", trace.steps, steady, lanes, [*counted], [()] * trace.steps, 0)
 
 
 @st.composite

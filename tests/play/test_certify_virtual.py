@@ -39,7 +39,6 @@ def test_only_what_the_probe_can_show_is_probed_and_the_rest_is_named() -> None:
     lossy = pipe(80_000_000, 10_000_000, loss=Bernoulli(probability=0.01), jitter_ns=1_000_000)
     wanted = profile("lossy", lossy, None, congestion_control="bbr")
     plain = plain_profile(wanted)
-    assert plain.up is not None
     assert (plain.up.rate_bps, plain.up.delay_ns) == (lossy.rate_bps, lossy.delay_ns)
     assert (plain.up.loss, plain.up.jitter_ns, plain.down) == (None, 0, None)
     up, down = by_construction(wanted)
@@ -111,13 +110,11 @@ def test_a_network_s_certificate_has_those_of_its_links_and_stands_alone(found_m
     pipeline.run(0)
     pipeline.run(1)
     step = pipeline_step(pipeline.cell, pipeline.records, None)
-    assert step is not None
     whole = network_certificate("star", pipeline.cell.links, {LINK: virtual(40.0), other: virtual(found_ms)})
     assert [m.link for m in whole.measurements] == ["node-0", "node-1", "node-2"]
     assert whole.by_construction[1] == "node-1 up: buffer as read back"
     run = RunCertificates(before=step.assess(whole), after=None)
     assert run.verdict == verdict
-    assert run.bound is not None
     assert 0 < run.bound < 0.02
 
 

@@ -11,9 +11,9 @@ from testbed.metrics.links import Pipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
-from testbed.play.ideal import ideal_steps_ns
-from testbed.play.trace import SEND
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import load_profile
+from tests.play.made_traces import sent_bytes
 
 JOB = {
     "parallelism": "data",
@@ -43,15 +43,13 @@ def test_every_message_is_received_once_and_counted(shape: DataParallelShape, st
     trace = shape.trace(steps)
     check_trace(trace, "it")
     assert len(trace.nodes) == shape.nodes
-    sent = sum(value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND)
-    assert sent == shape.payload_bytes * steps
+    assert sum(sent_bytes(trace)) == shape.payload_bytes * steps
 
 
 def check_cycle(shape: DataParallelShape, cycle_s: float, formula_s: float | None, steps: int, near: float) -> None:
     """Check a cycle against the formula's. Workers run ahead of an exchange that takes a little longer than computing,
     and wait from when they are `staleness` steps ahead: after many steps, until which a step is as long as computing.
     """
-    assert formula_s is not None
     compute_s = shape.compute_ns / 1e9
     longer = formula_s / compute_s - 1 - near
     waits = longer <= 0 or longer * steps / 2 >= shape.staleness + 1
@@ -78,7 +76,6 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
     spans = ideal_steps_ns(shape.trace(steps), Pipes("star", (profile,), shape.nodes), steps)
     cycle_s = shape.steady_ns(spans) / 1e9
     formula_s = shape.formula_s("star", [profile])
-    assert formula_s is not None
     if shape.exchange == "all-to-all" and shape.workers > 2:
         # Pipes let messages of several senders to one receiver follow each other as they were handed over. With TCP
         # they share the link.

@@ -13,15 +13,15 @@ from testbed.metrics.links import AlonePipes, Pipes
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
 from testbed.play.hybrid import HybridShape, access_links, resolve_hybrid
-from testbed.play.ideal import ideal_steps_ns
-from testbed.play.played import NodeCounters, Played
+from testbed.play.played import NodeCounters
 from testbed.play.scenarios import Scenario, Sites, load_scenarios
 from testbed.play.split import step_split
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import RECEIVE, SEND, Trace
-from testbed.play.unlinked import play_unlinked
+from testbed.play.trace import RECEIVE, Trace
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import load_profile
 from testbed.workloads.models import model_size
+from tests.play.made_traces import played_over, sent_bytes
 
 JOB: dict[str, Any] = {
     "parallelism": "hybrid",
@@ -90,10 +90,6 @@ def total_ns(trace: Trace, steps: int) -> int:
     return sum(ideal_steps_ns(trace, Pipes("star", [LINK], len(trace.nodes)), steps))
 
 
-def sent_bytes(trace: Trace) -> int:
-    return sum(value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND)
-
-
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_one_replica_is_the_pipeline(local_steps: int) -> None:
     batches = 2 * local_steps
@@ -159,7 +155,7 @@ def test_bytes_add_up_and_nothing_is_faster_than_the_floor(change: dict[str, Any
     trace = shape.trace(steps)
     check_trace(trace, "it")
     assert len(trace.nodes) == shape.nodes == len(links)
-    sent = sent_bytes(trace) - sent_bytes(shape.trace(1))
+    sent = sum(sent_bytes(trace)) - sum(sent_bytes(shape.trace(1)))
     assert sent // (2 * period) == shape.payload_bytes
     over = [
         ideal_steps_ns(trace, each, steps)
@@ -217,11 +213,10 @@ def test_the_time_and_bytes_of_a_step_leave_no_round_out(rounds: int, proved: in
     assert len(set(whole_ns)) == 2
     for steps in range(shape.least_steps, 3 * rounds + 2):
         trace = shape.trace(steps)
-        sent = [sent_bytes(shape.trace(1 + step)) for step in range(steps)]
+        sent = [sum(sent_bytes(shape.trace(1 + step))) for step in range(steps)]
         counters = [(NodeCounters(each, 0, 0, 0), *[NodeCounters(0, 0, 0, 0)] * (shape.nodes - 1)) for each in sent]
         steady = None if proved is None else (steps - proved, proved)
-        played = Played("virtual", steps, steady, play_unlinked(trace), counters, [()] * steps, 0)
-        split = step_split(trace, played, shape.period or 1)
+        split = step_split(trace, played_over(trace, steady=steady, counters=counters), shape.period or 1)
         assert shape.steady_ns(split.steps_ns) == pytest.approx(sum(whole_ns) / rounds, rel=1e-6)
         assert split.sent_bytes == pytest.approx(shape.payload_bytes, abs=1)
 
@@ -270,7 +265,7 @@ def test_who_returns_gets_its_share_of_the_weights_before_it_computes(exchange: 
     trace = shape.trace(2)
     lane = trace.lanes[shape.devices()[2][0]]
     assert lane.kind[0] == RECEIVE
-    assert sent_bytes(trace) == 2 * shape.payload_bytes
+    assert sum(sent_bytes(trace)) == 2 * shape.payload_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from testbed.jobs.loop import NoLinks
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.check import check_trace
-from testbed.play.ideal import ideal_step_ns
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import RECEIVE, SEND, Lane, Trace
-from testbed.play.unlinked import play_unlinked
+from testbed.play.trace import Trace
+from testbed.play.unlinked import ideal_step_ns, play_unlinked
 from testbed.profiles import load_profile
-from tests.play.made_traces import traces
+from tests.play.made_traces import messages, sent_bytes, traces
 
 LINK = load_profile("link(80Mbit, 10ms)")
 SIZES = {"stages": 4, "microbatches": 6, "message_bytes": 100_000, "forward_ns": 4_000_000, "backward_ns": 9_000_000}
@@ -29,17 +28,6 @@ def pipeline(**changes: object) -> Trace:
 
 def on_the_wire_ns(size: int) -> int:
     return ceil(wire_bytes(size, LINK) * 8e9 / 80_000_000)
-
-
-def exchange(*sizes: int) -> Trace:
-    """Messages of node 0 for node 1, handed over at once."""
-    sender, receiver = Lane(0, "a"), Lane(1, "b")
-    for tag, size in enumerate(sizes):
-        sender.add(SEND, peer=1, tag=tag, value=size)
-        receiver.add(RECEIVE, peer=0, tag=tag)
-    for lane in (sender, receiver):
-        lane.end_step()
-    return Trace(("a", "b"), ("",), (sender, receiver))
 
 
 @given(trace=traces())
@@ -56,7 +44,7 @@ def test_no_operation_is_earlier_over_links_than_without(trace: Trace) -> None:
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
 def test_messages_follow_each_other_on_a_wire_and_the_delay_is_not_on_it(sizes: list[int]) -> None:
-    trace = exchange(*sizes)
+    trace = messages(*sizes)
     line = play_unlinked(trace, links=Pipes("line", (LINK,), 2))
     bits_ns = on_the_wire_ns(sum(sizes))  # of one connection: what follows fills up the last packet
     assert line[1].end_ns[-1] == pytest.approx(bits_ns + 10_000_000, abs=len(sizes))
@@ -69,7 +57,7 @@ def test_messages_follow_each_other_on_a_wire_and_the_delay_is_not_on_it(sizes: 
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
 def test_an_inbound_wire_is_busy_for_bits_and_delay(sizes: list[int]) -> None:
-    lanes = play_unlinked(exchange(*sizes), links=InboundWire(80_000_000, 10_000_000))
+    lanes = play_unlinked(messages(*sizes), links=InboundWire(80_000_000, 10_000_000))
     assert lanes[1].end_ns[-1] == pytest.approx(sum(sizes) * 100 + 10_000_000 * len(sizes), abs=len(sizes))
 
 
@@ -98,10 +86,8 @@ def test_a_blocking_stage_computes_nothing_while_its_message_is_on_the_way() -> 
     links = Pipes("line", (LINK,), 4)
     trace = pipeline(blocking=True, schedule="gpipe", encode_ns=1000, decode_ns=500)
     check_trace(trace, "it")
-    blocking, overlapped = (
-        ideal_step_ns(trace, links),
-        ideal_step_ns(pipeline(schedule="gpipe"), Pipes("line", (LINK,), 4)),
-    )
+    blocking = ideal_step_ns(trace, links)
+    overlapped = ideal_step_ns(pipeline(schedule="gpipe"), Pipes("line", (LINK,), 4))
     message_ns = on_the_wire_ns(100_000) + 10_000_000
     assert blocking > overlapped
     # The first stage alone: it waits for each message that it sends.
@@ -113,7 +99,6 @@ def test_stages_and_directions_have_numbers_of_their_own() -> None:
     trace = pipeline(
         forward_ns=(1, 2, 3, 4), backward_ns=(5, 6, 7, 8), message_bytes=(1000, 70), update_ns=(9, 0, 0, 0)
     )
-    sizes = {value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND}
-    assert sizes == {1000, 70}
+    assert set(sent_bytes(trace)) == {1000, 70}
     one = pipeline(microbatches=1, forward_ns=(1, 2, 3, 4), backward_ns=(5, 6, 7, 8), update_ns=(9, 0, 0, 0))
     assert ideal_step_ns(one, None) == 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9

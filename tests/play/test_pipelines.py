@@ -12,34 +12,21 @@ from testbed.metrics.steps import align
 from testbed.metrics.wires import Wires
 from testbed.play import pipelines
 from testbed.play.check import check_trace
-from testbed.play.played import NodeCounters, Played
 from testbed.play.recorded import records_of
-from testbed.play.trace import RECEIVE, SEND, WORK, Trace
+from testbed.play.trace import RECEIVE, WORK
 from testbed.play.unlinked import play_unlinked, step_ends
-from testbed.records import Duration, StageCosts, StepRecord
+from testbed.records import StageCosts, StepRecord
 from testbed.spec import Calibrated, Cell, Paced
 from tests import synthetic
+from tests.play.made_traces import played_over, sent_bytes
 
 FORWARD, BACKWARD, CODEC, CLIP, UPDATE = 2_000_000, 4_000_000, 300_000, 50_000, 5_000_000
 WAKING = 200_000
 
 
-def lasts(ns: int) -> Duration:
-    return Duration(ns=ns, spread=0.0, samples=10)
-
-
 def costs(stages: int) -> tuple[StageCosts, ...]:
-    codec = {"forward": lasts(CODEC), "backward": lasts(CODEC)}
-    one = StageCosts(
-        forward=lasts(FORWARD),
-        backward=lasts(BACKWARD),
-        clip=lasts(CLIP),
-        update=lasts(UPDATE),
-        encode=codec,  # type: ignore[arg-type]
-        decode=codec,  # type: ignore[arg-type]
-        decode_woken={way: lasts(CODEC + WAKING) for way in codec},  # type: ignore[misc]
-    )
-    return (one,) * stages
+    took = {"forward_ns": FORWARD, "backward_ns": BACKWARD, "clip_ns": CLIP, "update_ns": UPDATE}
+    return (synthetic.stage_costs(**took, codec_ns=CODEC, waking_ns=WAKING),) * stages
 
 
 def trained(**changes: object) -> tuple[Cell, list[list[StepRecord]]]:
@@ -49,18 +36,11 @@ def trained(**changes: object) -> tuple[Cell, list[list[StepRecord]]]:
     return made.cell.model_copy(update={"timing": "played", "compute": Calibrated()}), records
 
 
-def played_of(trace: Trace) -> Played:
-    """What a player would write over links that take no time."""
-    nodes = len(trace.nodes)
-    counters = [tuple(NodeCounters(0, 0, 0, 0) for _ in range(nodes))] * trace.steps
-    return Played("virtual", trace.steps, None, play_unlinked(trace), counters, [()] * trace.steps, 0)
-
-
 def played(cell: Cell, training: list[list[StepRecord]]) -> list[list[StepRecord]]:
     """The records of such a play."""
     job = pipelines.job_of(cell, training, costs(len(training)))
     trace = job.trace()
-    return records_of(cell, job, trace, played_of(trace), training)
+    return records_of(cell, job, trace, played_over(trace), training)
 
 
 @given(
@@ -116,8 +96,7 @@ def test_bytes_are_the_training_s_and_times_the_player_s() -> None:
     cell, training = trained(stages=3)
     trace = pipelines.job_of(cell, training, costs(3)).trace()
     for lane, before, after in zip(trace.lanes, training, played(cell, training), strict=True):
-        sizes = [value for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND]
-        assert sizes == [
+        assert sent_bytes(trace, lane.node) == [
             frame.frame_bytes for record in before if record.phase == "train" for frame in _by_time(record)
         ]
         for record, made in zip(before, after, strict=True):
@@ -160,7 +139,7 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(UserError, match="needs the durations of its recipe"):
         pipelines.job_of(cell, training, None).trace()
     first = training[0][0].model_copy(update={"sent": training[0][0].sent[1:]})
-    with pytest.raises(ResultsError, match=r"have no forward message 0 .activation. in step 0"):
+    with pytest.raises(ResultsError, match=r"have no forward message 0 \(activation\) in step 0"):
         pipelines.job_of(cell, [[first, *training[0][1:]], training[1]], costs(2)).trace()
 
 

@@ -37,12 +37,6 @@ def synthetic(steps: int = 4, **changes: int) -> Trace:
     return pipeline_trace(**{**sizes, "encode_ns": 10, "decode_ns": 10, "update_ns": 33, "steps": steps, **changes})  # type: ignore[arg-type]
 
 
-def two_nodes(*lanes: Lane) -> Trace:
-    for lane in lanes:
-        lane.end_step()
-    return Trace(("a", "b"), ("work",), lanes)
-
-
 def small(trace: Trace) -> Trace:
     """The same with messages of at most 300 kB: more than a socket takes at once, little enough to be sent."""
     for lane in trace.lanes:
@@ -63,13 +57,9 @@ def test_over_a_network_that_takes_no_time_it_is_the_ideal(trace: Trace) -> None
 
 
 def test_work_takes_exactly_its_time_and_messages_arrive_in_order() -> None:
-    sender, receiver = Lane(0, "a"), Lane(1, "b")
-    for tag, size in ((7, 3_000_000), (8, 1), (9, 40_000)):
-        sender.add(WORK, value=11)
-        sender.add(SEND, peer=1, tag=tag, value=size)
-    for tag in (8, 7, 9):
-        receiver.add(RECEIVE, peer=0, tag=tag)
-    played = play(two_nodes(sender, receiver))
+    sends = [((WORK, 0, 0, 11), (SEND, 1, tag, size)) for tag, size in ((7, 3_000_000), (8, 1), (9, 40_000))]
+    receives = [(RECEIVE, 0, tag, 0) for tag in (8, 7, 9)]
+    played = play(made_traces.two_nodes([operation for pair in sends for operation in pair], receives))
     a, b = played.lanes
     assert a.end_ns.tolist() == [11, 11, 22, 22, 33, 33]
     assert b.first_byte_ns.tolist() == [a.first_byte_ns[3], a.first_byte_ns[1], a.first_byte_ns[5]]
@@ -78,17 +68,12 @@ def test_work_takes_exactly_its_time_and_messages_arrive_in_order() -> None:
 
 @pytest.mark.parametrize("waited_ns", [0, 1_000_000, 5_000_000, 60_000_000])
 def test_who_waited_long_for_a_message_works_longer_once(waited_ns: int) -> None:
-    sender, receiver = Lane(0, "a"), Lane(1, "b")
-    sender.add(WORK, value=waited_ns)
-    sender.add(SEND, peer=1, value=1)
-    if not waited_ns:
-        receiver.add(WORK, value=1)
-    receiver.add(RECEIVE, peer=0, value=400_000)
-    receiver.add(SEND, peer=0, tag=1, value=1)
-    sender.add(RECEIVE, peer=1, tag=1)
-    for _ in range(2):
-        receiver.add(WORK, value=7)
-    played = play(two_nodes(sender, receiver)).lanes[1]
+    late = [] if waited_ns else [(WORK, 0, 0, 1)]
+    trace = made_traces.two_nodes(
+        [(WORK, 0, 0, waited_ns), (SEND, 1, 0, 1), (RECEIVE, 1, 1, 0)],
+        [*late, (RECEIVE, 0, 0, 400_000), (SEND, 0, 1, 1), (WORK, 0, 0, 7), (WORK, 0, 0, 7)],
+    )
+    played = play(trace).lanes[1]
     first, second = (played.end_ns[i] - played.begin_ns[i] for i in (-2, -1))
     assert (first, second) == (7 + 400_000 * min(waited_ns, 5_000_000) // 5_000_000, 7)
 
@@ -135,10 +120,8 @@ def test_a_director_that_cannot_be_made_is_named(made_by: str) -> None:
 
 
 def test_a_lane_that_waits_for_ever_is_named() -> None:
-    lane = Lane(0, "a")
-    lane.add(WAIT, tag=5, value=1)
     with pytest.raises(SpecError, match=r"lane 0 of node 0 in step 0 for event 5"):
-        play(two_nodes(lane))
+        play(made_traces.two_nodes([(WAIT, 0, 5, 1)]))
 
 
 @pytest.mark.parametrize("steps", [4, 9, 30])
@@ -173,7 +156,6 @@ def test_a_cycle_of_two_steps_is_found() -> None:
         lane.value[place] += 500
     assert (trace_repeats_from(trace, 1), trace_repeats_from(trace, 2)) == (39, 0)
     played = play(trace, prove_steady=True)
-    assert played.steady is not None
     assert played.steady[1] == 2
     assert played.steps < 10
     assert extended(played, trace).lanes == play(trace).lanes

@@ -15,10 +15,11 @@ from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import DirectorCall, PlayJob
 from testbed.play.played import read_played
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
+from testbed.play.trace import SEND, WORK, read_trace
 from testbed.process import start_program
 from testbed.records import Certificate
 from tests.labs import lab_spec
+from tests.play.made_traces import messages, sent_bytes
 
 pytestmark = pytest.mark.root
 
@@ -44,9 +45,7 @@ def test_a_trace_over_an_unshaped_network_on_the_real_clock(tmp_path: Path, shap
     assert seen[-1].outcome == outcome
     played = read_played(wanted.output)
     assert (played.clock, played.steps, played.steady) == ("real", 3, None)
-    trace = pipeline_trace(
-        stages=3, microbatches=4, steps=3, message_bytes=200_000, forward_ns=500_000, backward_ns=900_000
-    )
+    trace = read_trace(wanted.trace)
     for lane, times in zip(trace.lanes, played.lanes, strict=True):
         assert len(times.begin_ns) == len(lane)
         for i, kind in enumerate(lane.kind):
@@ -56,7 +55,7 @@ def test_a_trace_over_an_unshaped_network_on_the_real_clock(tmp_path: Path, shap
             if kind == SEND:
                 assert times.begin_ns[i] <= times.first_byte_ns[i] <= times.last_byte_ns[i]
     middle = played.counters[-1][1]
-    payload = sum(v for k, v in zip(trace.lanes[1].kind, trace.lanes[1].value, strict=True) if k == SEND)
+    payload = sum(sent_bytes(trace, 1))
     assert payload < middle.sent_bytes < 1.1 * payload
     assert {(state.node, state.peer) for state in played.sockets[-1]} == {(0, 1), (1, 0), (1, 2), (2, 1)}
     assert not list((tmp_path / "work").iterdir())
@@ -64,14 +63,7 @@ def test_a_trace_over_an_unshaped_network_on_the_real_clock(tmp_path: Path, shap
 
 def test_links_are_certified_with_the_same_messages_before_and_after_a_director_chose(tmp_path: Path) -> None:
     stated = (3000, 9000, 40_000)
-    sender, receiver = Lane(0, "a"), Lane(1, "b")
-    for tag, size in enumerate(stated):
-        sender.add(WORK, value=1_000_000)
-        sender.add(SEND, peer=1, tag=tag, value=size)
-        receiver.add(RECEIVE, peer=0, tag=tag)
-        for lane in (sender, receiver):
-            lane.end_step()
-    Trace(("a", "b"), ("",), (sender, receiver)).write(tmp_path / "sizes.trace")
+    messages(*stated, pause_ns=1_000_000, steps=True).write(tmp_path / "sizes.trace")
     directed = PlayJob(
         trace=tmp_path / "sizes.trace",
         lab=lab_spec(("datacenter",), "relay", "line", 2),

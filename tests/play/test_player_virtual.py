@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,19 @@ from testbed.play.guests import play_jobs
 from testbed.play.job import DirectorCall, PlayJob
 from testbed.play.played import Played, read_played
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
+from testbed.play.trace import Trace
 from testbed.vm import find_clock_kernel
 from testbed.vm.kernel import GuestKernel
 from tests.labs import lab_spec
+from tests.play.made_traces import messages
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel]
 
 RATE_BPS, DELAY_NS = 80_000_000, 10_000_000
 """Of each link of `consumer-80mbps`, one way."""
 _HEADERS, _SEGMENT = 52, 1448
+_PAUSE_NS = 500_000_000
+"""Longer than everything that a message sets off."""
 
 
 @pytest.fixture
@@ -27,18 +31,6 @@ def kernel() -> GuestKernel:
     kernel = find_clock_kernel()
     assert kernel is not None
     return kernel
-
-
-def ping(size: int, times: int) -> Trace:
-    """One message at a time, after a pause that is longer than everything that the one before set off."""
-    sender, receiver = Lane(0, "a"), Lane(1, "b")
-    for tag in range(times):
-        sender.add(WORK, value=500_000_000)
-        sender.add(SEND, peer=1, tag=tag, value=size)
-        receiver.add(RECEIVE, peer=0, tag=tag)
-    for lane in (sender, receiver):
-        lane.end_step()
-    return Trace(("a", "b"), ("",), (sender, receiver))
 
 
 def job(folder: Path, name: str, trace: Trace, profile: str = "consumer-80mbps", **changes: object) -> PlayJob:
@@ -57,7 +49,7 @@ def play(folder: Path, kernel: GuestKernel, *jobs: PlayJob) -> list[Played]:
 def test_a_message_takes_what_rate_and_delay_say(tmp_path: Path, kernel: GuestKernel) -> None:
     """In a star it crosses two links: the second begins when it has the first packet."""
     size = 10 * _SEGMENT  # the first window
-    (played,) = play(tmp_path, kernel, job(tmp_path, "ping", ping(size, 4)))
+    (played,) = play(tmp_path, kernel, job(tmp_path, "ping", messages(*[size] * 4, pause_ns=_PAUSE_NS)))
     packet_ns = (_SEGMENT + _HEADERS) * 8 * 1_000_000_000 // RATE_BPS
     expected = 11 * packet_ns + 2 * DELAY_NS
     receiver = played.lanes[1]
@@ -80,15 +72,8 @@ def test_two_boots_give_the_same_bytes_and_what_is_unshaped_takes_no_time(tmp_pa
 
 
 def test_what_a_jobs_director_chooses_is_played_as_if_it_had_stood_there(tmp_path: Path, kernel: GuestKernel) -> None:
-    def pings(sizes: list[int]) -> Trace:
-        sender, receiver = Lane(0, "a"), Lane(1, "b")
-        for tag, size in enumerate(sizes):
-            sender.add(WORK, value=500_000_000)
-            sender.add(SEND, peer=1, tag=tag, value=size)
-            receiver.add(RECEIVE, peer=0, tag=tag)
-            sender.end_step()
-            receiver.end_step()
-        return Trace(("a", "b"), ("",), (sender, receiver))
+    def pings(sizes: Sequence[int]) -> Trace:
+        return messages(*sizes, pause_ns=_PAUSE_NS, steps=True)
 
     chosen = DirectorCall(made_by="tests.play.directors:Growing", arguments={"more_bytes": 7000})
     jobs = [

@@ -11,15 +11,15 @@ from testbed.metrics.ideal import recorded_steps_s
 from testbed.metrics.links import Pipes
 from testbed.metrics.wires import WireDeviation
 from testbed.play import replicas
-from testbed.play.ideal import ideal_steps_ns
-from testbed.play.recorded import records_of
 from testbed.play.replica_steps import replica_step, stated_replica_step
 from testbed.play.replicas import NodeTimes, node_times
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.records import MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
 from testbed.spec import RINGS, ArrivalsSpec, Calibrated, Cell, Exchange, OuterSpec
 from testbed.sweep.bounded_steps import expected_messages, expected_step
-from tests.play.test_replica_traces import a_cell, played_of, some_ns
+from tests.play.test_replica_traces import a_cell, played_records
 from tests.small_replicas import BACKWARD_NS, EXCHANGES, FORWARD_NS, SPARSE, UPDATE_NS
+from tests.synthetic import lasting
 
 ALL = [(link, way) for link in range(5) for way in ("up", "down")]
 
@@ -28,9 +28,7 @@ def ran(
     cell: Cell, training: list[list[StepRecord]], times: Sequence[NodeTimes] | None = None
 ) -> list[list[StepRecord]]:
     """The records of a run over links that are formulas."""
-    trace = replicas.job_of(cell, training, times).trace()
-    played = played_of(trace, Pipes(cell.topology, cell.links, cell.nodes))
-    return records_of(cell, replicas.job_of(cell, training, times), trace, played, training)
+    return played_records(cell, training, Pipes(cell.topology, cell.links, cell.nodes), times)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -40,12 +38,10 @@ def test_as_asked_they_take_what_pipes_say_and_a_slower_link_moves_them(exchange
     trace = replicas.job_of(cell, training).trace()
     pipes = ideal_steps_ns(trace, Pipes(cell.topology, cell.links, cell.nodes), trace.steps)
     ideals_s = recorded_steps_s(cell, ran(cell, training), None)
-    assert ideals_s is not None
     # A trace's step ends when its ring lane has ended it, too; a worker's without waiting for that.
     settled = slice(None) if exchange not in RINGS or not staleness else slice(6, 9)
     assert ideals_s[settled] == [ns / 1e9 for ns in pipes[settled]]
     step = replica_step(cell, ran(cell, training), None)
-    assert step is not None
     assert step.moved(dict.fromkeys(ALL, WireDeviation())) == pytest.approx(0, abs=1e-6)
     slower, slowest, late = (
         step.moved(dict.fromkeys(ALL, deviation))
@@ -60,7 +56,6 @@ def test_a_step_that_nobody_has_run_is_that_of_the_run_with_such_messages() -> N
     cell, training = a_cell("star", workers=2, staleness=(0, 1), steps=12)
     own = replica_step(cell, ran(cell, training), None)
     stated = stated_replica_step(cell, [records[0].sent[0].frame_bytes for records in training], "it")
-    assert own is not None
     assert stated.seconds == pytest.approx(own.seconds, rel=0.02)
     assert expected_step(cell).seconds > stated.seconds  # of a larger model than the one that was trained
     assert len(expected_messages(cell)) == 1
@@ -70,9 +65,9 @@ def test_a_step_that_nobody_has_run_is_that_of_the_run_with_such_messages() -> N
 def test_what_this_machine_took_is_part_of_a_runs_step(exchange: Exchange) -> None:
     paced, training = a_cell(exchange, workers=2, steps=12)
     maths = WorkerMaths(
-        local_step=some_ns(FORWARD_NS + BACKWARD_NS - 1000), close=some_ns(1000), update=some_ns(UPDATE_NS)
+        local_step=lasting(FORWARD_NS + BACKWARD_NS - 1000), close=lasting(1000), update=lasting(UPDATE_NS)
     )
-    messages = MessageCosts(encode=(some_ns(300_000),), decode=(some_ns(200_000),))
+    messages = MessageCosts(encode=(lasting(300_000),), decode=(lasting(200_000),))
     costs = ReplicaCosts(workers=(maths,) * 2, messages=(messages,) * paced.nodes)
     calibrated = paced.model_copy(update={"compute": Calibrated()})
     coded = calibrated.model_copy(update={"codec_cost": "host"})
@@ -80,13 +75,10 @@ def test_what_this_machine_took_is_part_of_a_runs_step(exchange: Exchange) -> No
         replica_step(cell, ran(cell, training, None if cell is paced else node_times(cell, costs)), None)
         for cell in (paced, calibrated, coded)
     )
-    assert stated is not None
     late = dict.fromkeys(ALL, WireDeviation(delay_ns=1e6))
     for step, more in zip(measured, (False, True), strict=True):
-        assert step is not None
         assert (step.seconds > stated.seconds + 1e-6) is more
         assert (step.moved(late) < stated.moved(late) * (1 - 1e-3)) is more
-    assert measured[0] is not None
     assert measured[0].seconds == pytest.approx(stated.seconds)
     assert measured[0].moved(late) == pytest.approx(stated.moved(late))
 
@@ -98,11 +90,8 @@ def test_rounds_that_nobody_waits_for_are_judged_by_one_in_which_all_do() -> Non
         "outer": OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False),
         "staleness": (7,),
     }
-    assert cell.data is not None
     asynchronous = Cell.model_construct(**{**dict(cell), "data": cell.data.model_copy(update=data)})
     records = ran(cell, training)
     ours, theirs = (replica_step(each, records, None) for each in (asynchronous, cell))
-    assert ours is not None
-    assert theirs is not None
     assert ours.seconds == pytest.approx(theirs.seconds, rel=0.1)
     assert replica_step(asynchronous, [[] for _ in training], None) is None

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns
 from testbed.errors import UserError
+from testbed.jobs.loop import Links
 from testbed.metrics.links import Pipes
 from testbed.metrics.steps import align, over_cycles
-from testbed.metrics.summary import summarise
 from testbed.play import replicas
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
-from testbed.play.ideal import ideal_steps_ns
-from testbed.play.played import NodeCounters, Played
 from testbed.play.recorded import records_of
-from testbed.play.replicas import node_times
-from testbed.play.trace import SEND, WORK, Operation, Trace
-from testbed.play.unlinked import Links, play_unlinked
+from testbed.play.replicas import NodeTimes, node_times
+from testbed.play.trace import WORK, Operation, Trace
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import load_profile
-from testbed.records import Duration, MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
+from testbed.records import MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.fragments import SMALL
 from testbed.spec import Calibrated, Cell, CodecRates, Exchange, OuterSpec
 from testbed.workloads import models
+from tests.play.made_traces import played_over, sent_bytes
 from tests.small_replicas import BACKWARD_NS, EXCHANGES, FORWARD_NS, SPARSE, UPDATE_NS, a_recipe, cell_of, trained
+from tests.synthetic import lasting, summed
 
 STREAMING = {
     "outer": {"learning_rate": 0.4, "momentum": 0.9, "nesterov": True},
@@ -43,10 +44,16 @@ def a_cell(exchange: Exchange, codec: str = "fp32", **recipe: Any) -> tuple[Cell
     return cell_of(asked), trained(asked).records
 
 
-def played_of(trace: Trace, links: Links | None = None) -> Played:
-    """What a player would write over links that are a formula."""
-    counters = [tuple(NodeCounters(0, 0, 0, 0) for _ in trace.nodes)] * trace.steps
-    return Played("virtual", trace.steps, None, play_unlinked(trace, None, links), counters, [()] * trace.steps, 0)
+def played_records(
+    cell: Cell,
+    training: list[list[StepRecord]],
+    links: Links | None = None,
+    times: Sequence[NodeTimes] | None = None,
+) -> list[list[StepRecord]]:
+    """The records of a cell that was played over links that are formulas."""
+    job = replicas.job_of(cell, training, times)
+    trace = job.trace()
+    return records_of(cell, job, trace, played_over(trace, links), training)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -57,17 +64,10 @@ def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, stalenes
     trace = replicas.job_of(cell, training).trace()
     check_trace(trace, "it")
     assert trace.nodes == cell.node_names
-    played = records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training)
+    played = played_records(cell, training)
     for node, (records, before) in enumerate(zip(played, training, strict=True)):
         counted = [frame.frame_bytes for record in before for frame in record.sent]
-        sent = [
-            value
-            for lane in trace.lanes
-            if lane.node == node
-            for kind, value in zip(lane.kind, lane.value, strict=True)
-            if kind == SEND
-        ]
-        assert sent == counted == [frame.frame_bytes for record in records for frame in record.sent]
+        assert sent_bytes(trace, node) == counted == [frame.frame_bytes for record in records for frame in record.sent]
         assert [(r.step, r.phase, r.loss) for r in records] == [(r.step, r.phase, r.loss) for r in before]
         for record in records:
             for action in record.actions:
@@ -82,10 +82,8 @@ def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, stalenes
 def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, staleness: int) -> None:
     steps = 24
     cell, training = a_cell(exchange, staleness=staleness, steps=steps)
-    trace = replicas.job_of(cell, training).trace()
-    links = Pipes(cell.topology, cell.links, cell.nodes)
-    records = records_of(cell, replicas.job_of(cell, training), trace, played_of(trace, links), training)
-    summary = summarise(cell, None, None, records, status="ok", error=None, steady=(6, 1))
+    records = played_records(cell, training, Pipes(cell.topology, cell.links, cell.nodes))
+    summary = summed(cell, records, steady=(6, 1))
     message = training[0][0].sent[0].frame_bytes * (cell.data.workers if exchange == "all-reduce" and cell.data else 1)
     shape = DataParallelShape(
         workers=4,
@@ -98,7 +96,6 @@ def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, stalene
     formula_s = shape.formula_s("star", cell.profiles)
     assert summary.step_s == pytest.approx(formula_s, rel=0.25 if exchange == "all-to-all" else 0.05)
     assert summary.ideal_step_s == pytest.approx(summary.step_s, rel=1e-9)  # the links were the ideal's
-    assert summary.split is not None
     assert summary.split.compute_s > 0
     assert summary.payload_bytes_per_step == sum(f.payload_bytes for node in training for f in node[0].sent)
 
@@ -106,8 +103,7 @@ def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, stalene
 def test_local_steps_take_their_own_time() -> None:
     outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
     cell, training = a_cell("star", workers=2, local_steps=(3, 1), outer=outer)
-    trace = replicas.job_of(cell, training).trace()
-    steps = align(records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training))
+    steps = align(played_records(cell, training))
     local_ns = FORWARD_NS + BACKWARD_NS + UPDATE_NS
     assert {step.end_ns - step.begin_ns for step in steps if step.phase == "train"} == {3 * local_ns + UPDATE_NS}
     # Who is done early waits for the server's answer.
@@ -131,7 +127,6 @@ def on_device(cell: Cell, dilation: int = 1) -> Cell:
 
 def formula(cell: Cell, codec: str) -> tuple[int, int]:
     """How long the device takes to encode and to decode all tensors of the model; in a ring that reduces a part."""
-    assert cell.data is not None
     shapes = models.parameter_shapes(cell.workload)
     if cell.data.exchange == "all-reduce":
         shapes = [(-(-sum(map(math.prod, shapes)) // cell.data.workers),)]
@@ -203,9 +198,7 @@ def test_a_synchronous_cycle_of_two_grows_by_what_codecs_take(exchange: Exchange
         wanted += encode_ns + decode_ns
     before, after = (ideal_steps_ns(each, None, 6) for each in (replicas.job_of(free, training).trace(), trace))
     assert {late - early for early, late in zip(before, after, strict=True)} == {wanted}
-    for node, records in enumerate(
-        records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training)
-    ):
+    for node, records in enumerate(played_records(cell, training)):
         for record in records:
             spent = coded(trace, node, record.step) if record.phase == "train" else dict.fromkeys(CODING, 0)
             if exchange == "all-reduce" and record.phase == "train":  # the ring's are no worker's actions
@@ -233,17 +226,13 @@ def test_delayed_aggregation_hides_the_link_and_not_the_codec(exchange: Exchange
     assert cycle(cell, slow) == pytest.approx(cycle(free, slow), rel=1e-3)
 
 
-def some_ns(ns: int) -> Duration:
-    return Duration(ns=ns, spread=0.0, samples=12)
-
-
 def test_what_this_machine_takes_is_what_was_measured_on_it() -> None:
     free, training = a_cell(
         "star", "bf16", workers=2, local_steps=3, outer=STREAMING["outer"], streaming={"fragments": 2}
     )
-    maths = WorkerMaths(local_step=some_ns(1000), close=some_ns(30), update=some_ns(500))
+    maths = WorkerMaths(local_step=lasting(1000), close=lasting(30), update=lasting(500))
     messages = [
-        MessageCosts(encode=(some_ns(node), some_ns(10 * node)), decode=(some_ns(node + 3), some_ns(50)))
+        MessageCosts(encode=(lasting(node), lasting(10 * node)), decode=(lasting(node + 3), lasting(50)))
         for node in (1, 2, 3)
     ]
     costs = ReplicaCosts(workers=(maths, maths), messages=tuple(messages))
@@ -281,9 +270,9 @@ def test_codecs_work_as_often_as_in_training(
     for what in CODING:
         counted(what)
     free, training = a_cell(exchange, "bf16", workers=3, shares=(2, 1, 1), **more)
-    maths = WorkerMaths(local_step=some_ns(1000), close=some_ns(30), update=some_ns(500))
+    maths = WorkerMaths(local_step=lasting(1000), close=lasting(30), update=lasting(500))
     fragments = 3 if more else 1
-    once = MessageCosts(encode=(some_ns(1),) * fragments, decode=(some_ns(1),) * fragments)
+    once = MessageCosts(encode=(lasting(1),) * fragments, decode=(lasting(1),) * fragments)
     cell = free.model_copy(update={"codec_cost": "host"})
     costs = ReplicaCosts(workers=(maths,) * 3, messages=(once,) * cell.nodes)
     trace = replicas.job_of(cell, training, node_times(cell, costs)).trace()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, empty_pb2, message_factory
+from google.protobuf.proto import parse_length_prefixed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.play.chakra import from_chakra, load_chakra, save_chakra, to_chakra
 from testbed.play.chakra_file import ChakraFile, ChakraNode, NodeType, parse_chakra, read_chakra, write_chakra
+from testbed.play.totals import bytes_by_pair
 from testbed.play.trace import RECEIVE, SEND, WORK, Trace
 from testbed.play.unlinked import play_unlinked
-from tests.play.made_traces import pipeline, traces
+from tests.play.made_traces import pipeline, sent_bytes, traces
 
 _SENT, _RECEIVED, _WORK = NodeType.COMM_SEND_NODE, NodeType.COMM_RECV_NODE, NodeType.COMP_NODE
 
@@ -89,10 +94,8 @@ def test_nodes_are_read_back_and_as_the_library_of_protobuf_reads_them(nodes: li
 def test_bytes_that_are_no_graph_are_refused(raw: bytes, folder: Path) -> None:
     for content in (raw, b"\x02\x0a\x00" + raw, b"\x1f\x8b" + raw):
         (folder / "b.0.et").write_bytes(content)
-        try:
+        with contextlib.suppress(SpecError):
             from_chakra([read_chakra(folder / "b.0.et")])
-        except SpecError:
-            continue
 
 
 @given(trace=traces(), where=st.floats(0, 1, exclude_max=True))
@@ -151,14 +154,9 @@ def test_a_collective_becomes_a_ring(number: int, messages: int, size: int) -> N
     about = {"comm_type": number, "comm_size": 100}
     graph = [_compute(0, 3), ChakraNode(1, "gather", NodeType.COMM_COLL_NODE, [0], 0, {**about}), _compute(2, 4, 1)]
     trace = from_chakra([ChakraFile(list(graph)) for _ in range(4)])
+    assert {pair[:2] for pair in bytes_by_pair(trace)} == {(node, (node + 1) % 4) for node in range(4)}
     for node in range(4):
-        sent = [
-            (lane.peer[at], lane.value[at])
-            for lane in trace.lanes
-            for at in range(len(lane))
-            if lane.node == node and lane.kind[at] == SEND
-        ]
-        assert sent == [((node + 1) % 4, size)] * messages
+        assert sent_bytes(trace, node) == [size] * messages
     assert max(max(played.end_ns) for played in play_unlinked(trace)) == 7000
 
 
@@ -188,40 +186,34 @@ def test_operations_take_what_the_rate_says() -> None:
     assert list(trace.lanes[0].value) == [3000]
 
 
-def _compare_with_protobuf(raw: bytes, content: ChakraFile) -> None:
-    """Read a file with the schema as Chakra has it, as far as we use it."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[attr-defined]
+_SCHEMA = {
+    "AttributeProto": "1 name string, 7 int32_val int32, 9 int64_val int64, 27 bool_val bool, 29 string_val string",
+    "Node": "1 id uint64, 2 name string, 3 type int32, 5 data_deps uint64 repeated, 7 duration_micros uint64, "
+    "10 attr message repeated",
+}
+"""As Chakra has it, as far as we use it."""
 
+
+def _compare_with_protobuf(raw: bytes, content: ChakraFile) -> None:
+    """Read a file with Chakra's own schema."""
     kinds = descriptor_pb2.FieldDescriptorProto
     schema = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="c", syntax="proto3")
-    attribute = schema.message_type.add(name="AttributeProto")
-    for name, number, kind in (
-        ("name", 1, kinds.TYPE_STRING), ("int32_val", 7, kinds.TYPE_INT32), ("int64_val", 9, kinds.TYPE_INT64),
-        ("bool_val", 27, kinds.TYPE_BOOL), ("string_val", 29, kinds.TYPE_STRING),
-    ):  # fmt: skip
-        attribute.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
-    node = schema.message_type.add(name="Node")
-    for name, number, kind in (
-        ("id", 1, kinds.TYPE_UINT64), ("name", 2, kinds.TYPE_STRING), ("type", 3, kinds.TYPE_INT32),
-        ("duration_micros", 7, kinds.TYPE_UINT64),
-    ):  # fmt: skip
-        node.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
-    node.field.add(name="data_deps", number=5, type=kinds.TYPE_UINT64, label=kinds.LABEL_REPEATED)
-    repeated = {"type": kinds.TYPE_MESSAGE, "type_name": ".c.AttributeProto", "label": kinds.LABEL_REPEATED}
-    node.field.add(name="attr", number=10, **repeated)
+    for message, stated in _SCHEMA.items():
+        made = schema.message_type.add(name=message)
+        for number, name, kind, *repeated in map(str.split, stated.split(", ")):
+            label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
+            field = made.field.add(name=name, number=int(number), type=f"TYPE_{kind.upper()}", label=label)
+            if kind == "message":
+                field.type_name = ".c.AttributeProto"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(schema)
-    made = message_factory.GetMessageClass(pool.FindMessageTypeByName("c.Node"))
-    length, at = _DecodeVarint32(raw, 0)
-    at += length
+    node, stream = message_factory.GetMessageClass(pool.FindMessageTypeByName("c.Node")), io.BytesIO(raw)
+    parse_length_prefixed(empty_pb2.Empty, stream)  # what is said of the file
     for ours in content.nodes:
-        length, at = _DecodeVarint32(raw, at)
-        theirs = made.FromString(raw[at : at + length])
-        at += length
+        theirs = parse_length_prefixed(node, stream)
         assert (theirs.id, theirs.name, theirs.type, list(theirs.data_deps), theirs.duration_micros) == (
             ours.id, ours.name, ours.type, ours.dependencies, ours.duration_us,
         )  # fmt: skip
         values = {a.name: a.string_val or a.int32_val or a.int64_val or int(a.bool_val) for a in theirs.attr}
         assert {k: v or 0 for k, v in values.items()} == {k: v or 0 for k, v in ours.attributes.items()}
-    assert at == len(raw)
+    assert parse_length_prefixed(node, stream) is None

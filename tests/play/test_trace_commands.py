@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,9 @@ from typer.testing import CliRunner
 
 from testbed.cli import app
 from testbed.errors import SpecError, UserError
-from testbed.play.played import NodeCounters, Played
 from testbed.play.unlinked import play_unlinked
 from testbed.report.trace_chart import trace_chart
-from tests.play.made_traces import pipeline
+from tests.play.made_traces import pipeline, played_over
 
 
 def run_command(*arguments: object) -> str:
@@ -76,9 +76,8 @@ def test_a_trace_goes_to_chakra_and_comes_back(tmp_path: Path) -> None:
 def test_what_was_played_is_drawn(tmp_path: Path) -> None:
     trace = pipeline(2, 2, 3)
     trace.write(tmp_path / "a.trace")
-    counters = [tuple(NodeCounters(0, 0, 0, 0) for _ in range(2))] * 3
     lab = {"links": [{"profile": "cable"}, {"profile": "dsl"}]}
-    Played("real", 3, None, play_unlinked(trace), counters, [()] * 3, 0, lab).write(tmp_path / "a.played")
+    replace(played_over(trace), clock="real", lab=lab).write(tmp_path / "a.played")
     arguments = ("trace", "draw", tmp_path / "a.trace", "--played", tmp_path / "a.played", "-o", tmp_path / "a.png")
     assert "Step 2 takes 6.5 ms over cable+dsl, on the real clock" in run_command(*arguments, "--step", 2)
     pipeline(2, 3, 3).write(tmp_path / "a.trace")

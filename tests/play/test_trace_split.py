@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
-from testbed.play.played import NodeCounters, Played
+from testbed.play.played import NodeCounters
 from testbed.play.split import drift, find_cycle, repeated, seen_to_repeat, step_split
 from testbed.play.trace import WORK, Lane, Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 from testbed.profiles import load_profile
 from testbed.spec import Exchange
-from tests.play.made_traces import pipeline, traces
+from tests.play.made_traces import pipeline, played_over, traces
 
 
 @given(trace=traces(), times=st.integers(1, 3))
@@ -41,24 +41,18 @@ def test_a_pipeline_takes_as_long_every_time() -> None:
 def test_what_a_node_does_adds_up_to_the_step() -> None:
     trace = pipeline(3, 4, 5, work_ns=1000)
     counters = [tuple(NodeCounters(100 * step + 7, 50 * step + 7, 0, 0) for _ in range(3)) for step in range(5)]
-    played = Played("virtual", 5, None, play_unlinked(trace), counters, [()] * 5, 0)
+    played = played_over(trace, counters=counters)
     split = step_split(trace, played)
     assert (split.first, len(split.steps_ns), split.step_ns) == (1, 4, 2 * 6 * 1000 + 500)
     for node in split.nodes:
         assert node.works_ns == 8500
         assert node.works_ns + node.waits_for_messages_ns + node.waits_for_events_ns == split.step_ns
         assert (node.sent_bytes, node.received_bytes) == (100, 50)
-    proved = Played("virtual", 5, (1, 2), play_unlinked(trace), counters, [()] * 5, 0)
+    proved = played_over(trace, steady=(1, 2), counters=counters)
     assert step_split(trace, proved).first == 3
-    for period, steady, first in [
-        (1, None, 1),
-        (2, None, 1),
-        (3, None, 2),
-        (4, (3, 1), 1),
-        (2, (4, 1), 3),
-        (3, (3, 2), 2),
-    ]:
-        played = Played("virtual", 5, steady, play_unlinked(trace), counters, [()] * 5, 0)
+    steps = [(1, None, 1), (2, None, 1), (3, None, 2), (4, (3, 1), 1), (2, (4, 1), 3), (3, (3, 2), 2)]
+    for period, steady, first in steps:
+        played = played_over(trace, steady=steady, counters=counters)
         assert step_split(trace, played, period).first == first, "whole periods count"
 
 
@@ -86,8 +80,7 @@ def test_a_step_is_the_mean_of_a_whole_cycle(
     steps_ms: list[int], steady: tuple[int, int] | None, mean_ms: float
 ) -> None:
     trace = _worked(steps_ms)
-    counters = [(NodeCounters(0, 0, 0, 0),)] * trace.steps
-    played = Played("virtual", trace.steps, steady, play_unlinked(trace), [*counters], [()] * trace.steps, 0)
+    played = played_over(trace, steady=steady)
     assert step_split(trace, played).step_ns == pytest.approx(mean_ms * 1e6, rel=0.002)
 
 
@@ -117,7 +110,6 @@ def test_steps_that_overlap_repeat_or_drift(
     )
     trace = shape.trace(steps)
     links = Pipes("star", (load_profile("link(20Mbit, 50ms, buffer=2s)"),), shape.nodes)
-    lanes = play_unlinked(trace, links=links)
-    played = Played("virtual", steps, None, lanes, [()] * steps, [()] * steps, 0)
+    played = played_over(trace, links)
     assert (seen_to_repeat(trace, played) is not None) == repeats
     assert (drift(trace, played, 3) > 0.01) == drifts

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.play.check import check_trace, load_trace
-from testbed.play.trace import MAGIC, RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace, parse_trace, read_trace
-from testbed.play.unlinked import play_unlinked, step_ends
-from tests.play.made_traces import pipeline, traces
+from testbed.play.trace import MAGIC, RECEIVE, SEND, SIGNAL, WAIT, WORK, Trace, parse_trace, read_trace
+from testbed.play.unlinked import play_unlinked
+from tests.play.made_traces import pipeline, traces, two_nodes
 
 
 def _bytes(trace: Trace, folder: Path) -> bytes:
@@ -83,16 +83,6 @@ def test_a_header_that_is_wrong_is_refused(old: bytes, new: bytes, said: str, tm
         parse_trace(memoryview(MAGIC + hashlib.sha256(body).digest() + body), "it")
 
 
-def _two(*first: tuple[int, int, int, int], then: tuple[tuple[int, int, int, int], ...] = ()) -> Trace:
-    """Two nodes with a lane each, one step, operations as (kind, peer, tag, value)."""
-    lanes = (Lane(0, "compute"), Lane(1, "compute"))
-    for lane, operations in zip(lanes, (first, then), strict=True):
-        for kind, peer, tag, value in operations:
-            lane.add(kind, peer=peer, tag=tag, value=value)
-        lane.end_step()
-    return Trace(("a", "b"), ("work",), lanes)
-
-
 def _columns(change: Callable[[Trace], None]) -> Trace:
     trace = pipeline(2, 2, 2)
     change(trace)
@@ -102,16 +92,22 @@ def _columns(change: Callable[[Trace], None]) -> Trace:
 @pytest.mark.parametrize(
     ("trace", "said"),
     [
-        (_two((RECEIVE, 1, 5, 0)), "the message 5 of b for a is received but not sent"),
-        (_two((SEND, 1, 5, 10)), "the message 5 of a for b is sent but not received"),
-        (_two((SEND, 1, 5, 10), (SEND, 1, 5, 10), then=((RECEIVE, 0, 5, 0),)), "message 5 of a for b is sent twice"),
-        (_two((SEND, 1, 5, 10), then=((RECEIVE, 0, 5, 0),) * 2), "message 5 of a for b is received twice"),
-        (_two((SEND, 2, 5, 10)), r"operation 0 of step 0 .* of a \(send: .*\) is for a node that does not exist"),
-        (_two((SEND, 0, 5, 10)), "is for its own node"),
-        (_two((SEND, 1, 5, 0), then=((RECEIVE, 0, 5, 0),)), "1 byte for a message"),
-        (_two((WORK, 0, 0, -1)), "value below the least"),
-        (_two((9, 0, 0, 0)), r"\(kind 9: .*is of no known kind"),
-        (_two((WAIT, 0, 3, 2), (SIGNAL, 0, 3, 0)), "until the event 3 was counted up 2 times, and .* up 1 times"),
+        (two_nodes([(RECEIVE, 1, 5, 0)]), "the message 5 of b for a is received but not sent"),
+        (two_nodes([(SEND, 1, 5, 10)]), "the message 5 of a for b is sent but not received"),
+        (two_nodes([(SEND, 1, 5, 10), (SEND, 1, 5, 10)], ((RECEIVE, 0, 5, 0),)), "message 5 of a for b is sent twice"),
+        (two_nodes([(SEND, 1, 5, 10)], ((RECEIVE, 0, 5, 0),) * 2), "message 5 of a for b is received twice"),
+        (
+            two_nodes([(SEND, 2, 5, 10)]),
+            r"operation 0 of step 0 .* of a \(send: .*\) is for a node that does not exist",
+        ),
+        (two_nodes([(SEND, 0, 5, 10)]), "is for its own node"),
+        (two_nodes([(SEND, 1, 5, 0)], ((RECEIVE, 0, 5, 0),)), "1 byte for a message"),
+        (two_nodes([(WORK, 0, 0, -1)]), "value below the least"),
+        (two_nodes([(9, 0, 0, 0)]), r"\(kind 9: .*is of no known kind"),
+        (
+            two_nodes([(WAIT, 0, 3, 2), (SIGNAL, 0, 3, 0)]),
+            "until the event 3 was counted up 2 times, and .* up 1 times",
+        ),
         (_columns(lambda trace: trace.lanes[1].label.__setitem__(0, 9)), "a label that the trace does not name"),
         (_columns(lambda trace: trace.lanes[0].starts.append(0)), "does not have 3 steps"),
     ],
@@ -138,7 +134,7 @@ def test_a_wait_is_met_by_no_later_step() -> None:
 
 
 def test_lanes_that_wait_for_each_other_are_named() -> None:
-    trace = _two((WAIT, 0, 1, 1), (SIGNAL, 0, 2, 0), then=((WAIT, 0, 2, 1), (SIGNAL, 0, 1, 0)))
+    trace = two_nodes([(WAIT, 0, 1, 1), (SIGNAL, 0, 2, 0)], ((WAIT, 0, 2, 1), (SIGNAL, 0, 1, 0)))
     check_trace(trace, "it")
     with pytest.raises(SpecError, match=re.escape("a compute at operation 0 (wait) for the event 1; b compute at")):
         play_unlinked(trace)
@@ -153,14 +149,6 @@ def test_any_first_steps_can_be_done_alone(trace: Trace) -> None:
             assert len(played.end_ns) == lane.starts[steps]
             # Signals of later steps may meet a wait earlier, never later.
             assert all(a >= b for a, b in zip(played.end_ns, all_played.end_ns, strict=False))
-
-
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (4, 1), (3, 5)])
-def test_a_pipeline_on_no_network_takes_what_the_schedule_takes(stages: int, microbatches: int) -> None:
-    trace = pipeline(stages, microbatches, 3, work_ns=1000)
-    # Forward and backward each fill the pipeline once; then the update.
-    step_ns = 2 * (microbatches + stages - 1) * 1000 + 500
-    assert list(step_ends(trace, play_unlinked(trace), 3)) == [step_ns, 2 * step_ns, 3 * step_ns]
 
 
 def test_the_player_can_read_a_trace_without_numpy(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from testbed.jobs.pipeline import PipelineJob
 from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.jobs.schedule import actions
 from testbed.play.check import check_trace
-from testbed.play.trace import RECEIVE, SEND, WAIT, Lane, Operation, Trace
-from testbed.play.tracing import TracedJob, retell, window
-from testbed.play.unlinked import play_unlinked, step_ends
+from testbed.play.trace import RECEIVE, SEND, WAIT
+from testbed.play.tracing import TracedJob, retell
+from testbed.play.unlinked import play_unlinked
 from testbed.records import ReceivedRecord, SentRecord
 from testbed.spec import Exchange
 
@@ -95,28 +95,6 @@ def test_what_is_played_without_links_is_retold_as_the_job_runs_without_links(ma
 
 def _untimed(frame: Frame) -> Frame:
     return frame.model_copy(update={"first_byte_ns": 0, "last_byte_ns": 0})
-
-
-@pytest.mark.parametrize("make", JOBS)
-def test_a_window_of_all_steps_is_the_trace_and_one_of_some_ends(make: Callable[[], Job]) -> None:
-    trace = traced(make()).trace()
-    assert operations(window(trace, range(STEPS))) == operations(trace)
-    for first, end in ((0, 1), (2, 5), (5, 6)):
-        part = window(trace, range(first, end))
-        assert part.steps == end - first
-        ends = list(step_ends(part, play_unlinked(part), part.steps))
-        assert ends == sorted(ends)
-        sent = {(lane.node, o.peer, o.tag) for lane in part.lanes for o in every(part, lane) if o.kind == SEND}
-        for lane in part.lanes:
-            assert {(o.peer, lane.node, o.tag) for o in every(part, lane) if o.kind == RECEIVE} <= sent
-
-
-def every(trace: Trace, lane: Lane) -> list[Operation]:
-    return [operation for step in range(trace.steps) for operation in lane.operations(step)]
-
-
-def operations(trace: Trace) -> list[object]:
-    return [(lane.node, lane.name, list(lane.starts), every(trace, lane)) for lane in trace.lanes]
 
 
 def test_a_stage_that_blocks_waits_until_its_neighbour_has_the_message() -> None:

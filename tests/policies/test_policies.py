@@ -15,7 +15,7 @@ from testbed.metrics.links import Pipes
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.pipeline.frame import HEADER_BYTES as FRAME_BYTES
 from testbed.play.data_parallel import DataParallelShape
-from testbed.play.ideal import ideal_steps_ns
+from testbed.play.unlinked import ideal_steps_ns
 from testbed.policies import dagc, deco, fedluck, thresholds
 from testbed.policies.cycle import MessageSize, iteration_s, steady_cycle_s
 from testbed.policies.links import LinkEstimate, PassiveEstimator, oracle
