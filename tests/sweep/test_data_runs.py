@@ -120,19 +120,24 @@ def test_codecs_cost_live_what_they_cost_played(cost: str, exchange: str, comput
     means = {"cost": cost, "exchange": exchange, "compute": compute, "profile": "link(20Mbit, 20ms, buffer=4s)"}
     played, live = swept(tmp_path, "played", "live", steps=6, **means)
     assert losses_of(live) == losses_of(played)
-    took = [
-        [
-            sorted((a.kind, a.microbatch, a.decoded_ns - a.input_ns, a.encoded_ns - a.computed_ns) for a in actions)
-            for node in range(run.cell.nodes)
-            for actions in [[action for record in run.steps(node) for action in record.actions]]
+    for node in range(played.cell.nodes):  # a server may decode a message while the next is on its way
+        took = [
+            sorted(
+                (a.kind, a.microbatch, a.encoded_ns - a.computed_ns, a.decoded_ns - a.input_ns if node < 2 else 0)
+                for record in run.steps(node)
+                for a in record.actions
+            )
+            for run in (played, live)
         ]
+        assert took[0] == took[1]
+        assert any(encodes_ns for _, _, encodes_ns, _ in took[0])
+        assert any(decodes_ns for _, _, _, decodes_ns in took[0]) == (node < 2)
+    whole_s = [
+        sum(step.seconds for step in align([run.steps(node) for node in range(run.cell.nodes)]))
         for run in (played, live)
     ]
-    assert took[0] == took[1]
-    assert all(any(decodes_ns and a == "A" for a, _, decodes_ns, _ in node) for node in took[0])
-    assert played.summary is not None
+    assert whole_s[1] == pytest.approx(whole_s[0], rel=0.03)
     assert live.summary is not None
-    assert live.summary.step_s == pytest.approx(played.summary.step_s, rel=0.03)
     assert live.summary.efficiency is not None
 
 
