@@ -13,6 +13,7 @@ adaptive   a choice of codecs, by what the link carries
 warmup     values as they are for the first steps, then another codec
 wire       what payloads are made of: headers, bodies, bits, noise
 wrap       what a codec around other codecs needs
+remembered what a codec remembers by key: saved, checked, forgotten
 check      the kit: does a codec, ours or a stranger's, keep the rules?
 bench      how long encode and decode take, beside other packages' codecs
 
