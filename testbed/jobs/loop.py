@@ -196,6 +196,11 @@ class Loop:
             raise StuckError(f"{len(stuck)} lanes of the job wait for what never comes: {waits}", stuck)
         return [self._returned.get(place) for place in range(len(self._nodes))]
 
+    @property
+    def untaken(self) -> list[tuple[int, int, Key]]:
+        """Messages that arrived and that no program asked for: to whom, from whom, and what."""
+        return [(place, *of) for place, mail in enumerate(self._mail) for of in mail]
+
     def at(self, when_ns: int, call: Callable[..., None], *arguments: Any, order: int = _ARRIVALS) -> None:
         """Call something at a time, in the order of the module's docstring."""
         self._count += 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context
 from testbed.codecs.make import make
-from testbed.errors import CodecError
+from testbed.errors import CodecError, SpecError
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.kind import Setting, kind_of
 from testbed.message_key import MessageKey
@@ -31,8 +31,13 @@ class CodedNode:
         self._codecs: dict[tuple[str, str, int], Codec] = {}
 
     def work(self, what: str, key: Key, value: Any) -> Any:
-        """Compute."""
-        return getattr(self, what)(key, value)
+        """Compute. SpecError where there is no method of that name."""
+        if (method := getattr(self, what, None)) is None:
+            raise SpecError(
+                f"{type(self).__qualname__} has no method {what!r}, which its program works on in step {key.step}; "
+                "give the node one, called with (key, value)"
+            )
+        return method(key, value)
 
     def encode(self, key: Key, value: Tensor | None) -> Encoded:
         """Return the payload of a tensor, or of None, which is empty. CodecError as from the codec."""

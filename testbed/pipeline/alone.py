@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from testbed import results
-from testbed.errors import TestbedError
+from testbed.errors import SpecError, TestbedError
 from testbed.frozen import Frozen
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop, Observer
@@ -64,7 +64,15 @@ def train_together(
     recorder = OnHostClock(Recorder(records.write, training.named, HEADER_BYTES))
     programs = [training.job.program(place) for place in places]
     ended: Ended | None
-    ended, *_ = Loop(programs, nodes, observers=[recorder, *observers], goes_on=training.goes_on).run()
+    loop = Loop(programs, nodes, observers=[recorder, *observers], goes_on=training.goes_on)
+    ended, *_ = loop.run()
+    if loop.untaken:
+        place, sender, key = loop.untaken[0]
+        names = training.job.places
+        raise SpecError(
+            f"{names[sender]} sends the {key.what} of step {key.step} (part {key.part}, origin {key.origin}) to "
+            f"{names[place]}, which never receives it; {len(loop.untaken)} such messages were left at the end"
+        )
     records.finish()
     return ended or "steps"
 

@@ -58,6 +58,7 @@ def run_place(
                     side=lambda peer: training.side(place, peer),
                     counters=wiring.counters,
                     report=report,
+                    says_loss=training.says_loss(place),
                 )
                 live = Live(
                     place,

@@ -118,10 +118,12 @@ class StepLog:
         side: Callable[[int], Side | int],
         counters: DeviceCounters | None,
         report: Report,
+        says_loss: bool = True,
     ) -> None:
-        """`node` may have a method `said(step, phase) -> Said`. `connections` are by peer, and `side` returns
-        what records call one. `report` is told of what has a loss.
+        """`node` may have a method `said(step, phase) -> Said`; where not `says_loss`, its loss and accuracy are left
+        out. `connections` are by peer, and `side` returns what records call one. `report` is told of what has a loss.
         """
+        self._says_loss = says_loss
         self._node, self._steps, self._warmup_steps, self._report = node, steps, warmup_steps, report
         self._connections, self._side, self._counters = connections, side, counters
         self._recorder = Recorder(self._write, named, HEADER_BYTES)
@@ -157,6 +159,8 @@ class StepLog:
     def _write(self, place: int, step: Recorded) -> None:
         """Write a step or evaluation, now or when all its messages have left."""
         said, crossed = self._ended.popleft()
+        if not self._says_loss:
+            said = said._replace(loss=None, accuracy=None)
         record = _record(step, said, self._warmup_steps, crossed)
         self._unwritten.append((record, step.messages))
         self._write_out()

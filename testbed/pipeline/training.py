@@ -68,6 +68,10 @@ class Training(ABC):
         return done[-1][1]
 
     # ------------------------------------------------------------------ over links
+    def says_loss(self, place: int) -> bool:
+        """Say whether a place's own records bear what it says of its loss."""
+        return True
+
     @property
     @abstractmethod
     def most_bytes(self) -> int:
@@ -127,6 +131,10 @@ class KindTraining(Training):
     def named(self, key: Key) -> Named:
         """Return how records name a message."""
         return self.job.named(key)
+
+    def says_loss(self, place: int) -> bool:
+        """The last place says the run's loss, as in one process."""
+        return place == len(self.job.places) - 1
 
     def goes_on(self, place: int, step: int) -> bool:
         """End the programs, which know no last step."""

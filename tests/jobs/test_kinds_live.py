@@ -84,7 +84,7 @@ class Member(CodedNode):
         return self.value
 
     def said(self, step: int, phase: str) -> Said:
-        return Said(loss=float(self.value.sum()) if self.place == self.kind.members - 1 else None, tokens=1)
+        return Said(loss=float(self.value.sum()), tokens=1)  # the last place's is the run's
 
 
 class Poll(Round):
@@ -123,6 +123,20 @@ class Beside(Round):
         yield Work("change", Key("change", step))
 
 
+class Unheard(Round):
+    """The first place sends what nobody receives, or works on what no node has a method for."""
+
+    does: str = "change"
+
+    def program(self, place: int, first_step: int = 0) -> Program:
+        for step in range(first_step, STEPS):
+            yield Begin("F", 0)
+            value = yield Work(self.does, Key("change", step))
+            if place == 0:
+                yield Send((yield Encode(Key("extra", step), value)), 1)
+            yield EndStep(step)
+
+
 def cell_of(kind: str = "Round", compute: Any = None, codec: str = "int8", **job: Any) -> Cell:
     return Cell(
         codec=codec,
@@ -155,6 +169,21 @@ def test_losses_and_sizes_are_those_of_training_in_one_process(tmp_path: Path, c
         ]
     assert [message.loss for message in ran.told] == [record.loss for record in ran.records[2]]
     assert len({message.loss for message in ran.told}) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, r"member 0 sends the extra of step 0 \(.*\) to member 1, which never receives it; 4 such messages"),
+        ({"does": "walk"}, "Member has no method 'walk', which its program works on in step 0"),
+    ],
+)
+def test_what_a_program_forgot_is_named(tmp_path: Path, asked: dict[str, str], said: str) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(20_000, dtype=np.uint16) % 96)
+    folder, tokens = str(tmp_path / "trained"), str(tmp_path / "tokens.npy")
+    job = AloneJob(recipe=recipe_of(cell_of("Unheard", **asked)), vocabulary=96, tokens=tokens, folder=folder)
+    with pytest.raises(SpecError, match=said):
+        train_alone(job, lambda message: None)
 
 
 def test_work_is_held_to_its_durations() -> None:
