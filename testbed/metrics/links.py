@@ -129,6 +129,22 @@ class _Flow:
         return packets, first, (min(size, (after - 1) % self.room + 1), min(1, packets))
 
 
+class _Second(NamedTuple):
+    """A message on its way through the second queue."""
+
+    flow: _Flow
+    message: _Message
+    queue: _Queue
+    busy: _Busy
+    """The second queue's."""
+    bits: int
+    last_bits: int
+    """Of its last packet."""
+    first_ns: float
+    there_ns: float
+    """When its first packet, and its last, reach the queue."""
+
+
 class Queues:
     """The links of a lab, for one run of `jobs.loop`."""
 
@@ -187,44 +203,22 @@ class Queues:
             return self._at(clock, there_ns, message.deliver)
         bits = 8 * message.size + message.packets * queue.wire.header_bits
         last_bits = bits if whole else 8 * message.last[0] + message.last[1] * queue.wire.header_bits
-        busy = queue.join(first_ns, bits)
-        return self._at(clock, there_ns, self._come, clock, flow, message, busy, bits, last_bits, first_ns, there_ns)
+        second = _Second(flow, message, queue, queue.join(first_ns, bits), bits, last_bits, first_ns, there_ns)
+        return self._at(clock, there_ns, self._come, clock, second)
 
-    def _come(
-        self,
-        clock: Clock,
-        flow: _Flow,
-        message: _Message,
-        busy: _Busy,
-        bits: int,
-        last_bits: int,
-        first_ns: float,
-        there_ns: float,
-    ) -> None:
+    def _come(self, clock: Clock, second: _Second) -> None:
         """A message's last packet is at the second queue."""
-        queue = flow.second
-        assert queue is not None
-        in_turn_ns = queue.came(busy, bits)
-        alone_ns = queue.wire.carried_at(max(first_ns, flow.served_ns), bits)
-        alone_ns = flow.served_ns = max(alone_ns, queue.wire.carried_at(there_ns, last_bits))
-        self._at(clock, alone_ns, self._serve, clock, flow, message, busy, bits, in_turn_ns, alone_ns, there_ns)
+        flow, wire = second.flow, second.queue.wire
+        in_turn_ns = second.queue.came(second.busy, second.bits)
+        alone_ns = wire.carried_at(max(second.first_ns, flow.served_ns), second.bits)
+        alone_ns = flow.served_ns = max(alone_ns, wire.carried_at(second.there_ns, second.last_bits))
+        self._at(clock, alone_ns, self._serve, clock, second, in_turn_ns, alone_ns)
 
-    def _serve(
-        self,
-        clock: Clock,
-        flow: _Flow,
-        message: _Message,
-        busy: _Busy,
-        bits: int,
-        in_turn_ns: float,
-        alone_ns: float,
-        there_ns: float,
-    ) -> None:
+    def _serve(self, clock: Clock, second: _Second, in_turn_ns: float, alone_ns: float) -> None:
         """Let a message leave the second queue, where it would have left it now had it been alone."""
-        queue = flow.second
-        assert queue is not None
-        served_ns = max(alone_ns, min(in_turn_ns, queue.ended(busy, bits)))
-        due_ns = served_ns + queue.wire.delay_at(served_ns) + queue.wire.late_ns(message.packets, served_ns - there_ns)
+        flow, wire, message = second.flow, second.queue.wire, second.message
+        served_ns = max(alone_ns, min(in_turn_ns, second.queue.ended(second.busy, second.bits)))
+        due_ns = served_ns + wire.delay_at(served_ns) + wire.late_ns(message.packets, served_ns - second.there_ns)
         flow.reached_ns = max(due_ns, flow.reached_ns)
         self._at(clock, flow.reached_ns, message.deliver)
 
