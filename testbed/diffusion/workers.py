@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -215,23 +215,6 @@ class Workers:
             worker.begin(noise, conditions)
         frame_bytes = run_together(self._job, self.workers)
         return Sampled(self.workers[0].images, frame_bytes)
-
-    def shared(self, part: Part) -> list[Mapping[str, Tensor]]:
-        """Return what the sender of a part and each of its receivers remember of its codecs' stream, the sender first:
-        alike bit by bit where all have had its last message.
-        """
-        found: list[Mapping[str, Tensor]] = []
-        for ends in ([w.sender for w in self.workers], [w.receiver for w in self.workers]):
-            for end in ends:
-                memories = {
-                    stream[-1]: memory.shared()
-                    for stream, codec in end.codecs.items()
-                    if stream[:-1] == (part.kind, part.layer, part.tokens)
-                    and (memory := capability(codec, Stateful)) is not None
-                }
-                if memories:
-                    found.append({f"{which}/{key}": v for which, m in memories.items() for key, v in m.items()})
-        return found
 
 
 def _key(part: Part) -> MessageKey:

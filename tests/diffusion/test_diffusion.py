@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 
 import pytest
 import torch
 
+from testbed.codecs.contract import Stateful
+from testbed.codecs.wrap import capability
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, SIZES, TOKENS, Dit, DitSize, build_dit, sample, start, to_images, to_tokens
 from testbed.diffusion.node import Sampled
@@ -80,12 +83,18 @@ def test_the_bases_of_owner_and_receivers_agree_after_every_step_and_go_with_the
         of = program(name, 3)._replace(steps=steps)
         workers = Workers(model(), of, Codecs(codec))
         first = workers.sample(*start(IMAGES, 0))
-        parts = {part._replace(step=0): part for part in first.frame_bytes if part.kind == "keys and values"}
-        for part in parts.values():
-            held = workers.shared(part)
-            assert len(held) == of.workers
-            assert all(held[0] and held[0].keys() == other.keys() for other in held)
-            assert all(torch.equal(held[0][key], other[key]) for other in held for key in held[0])
+        held = collections.defaultdict(list)  # by stream: what its sender and its receivers remember
+        for end in (end for worker in workers.workers for end in (worker.sender, worker.receiver)):
+            for stream, codec_of_stream in end.codecs.items():
+                if (memory := capability(codec_of_stream, Stateful)) is not None:
+                    held[stream].append(memory.shared())
+        sent = {(part.layer, part.tokens) for part in first.frame_bytes if part.kind == "keys and values"}
+        assert {(layer, tokens) for _, layer, tokens, _ in held} == sent
+        for one, *others in held.values():
+            assert one
+            assert len(others) == of.workers - 1
+            assert all(one.keys() == other.keys() for other in others)
+            assert all(torch.equal(one[key], other[key]) for other in others for key in one)
     again = workers.sample(*start(IMAGES, 0))
     once = Workers(model(), of, Codecs(codec), decode_once=True).sample(*start(IMAGES, 0))
     assert torch.equal(once.images, again.images)
