@@ -41,6 +41,10 @@ def run(*arguments: str, home: Path, code: str | None = None) -> subprocess.Comp
     )
 
 
+SHIPPED = dict(models.SIZES)
+"""As they are before any test: others add sizes of their own for a while."""
+
+
 def bundled_tokenizer() -> Any:
     return Tokenizer.from_file(str(ASSETS / "bpe4096.json"))
 
@@ -149,4 +153,4 @@ def test_a_text_is_as_long_as_a_workload_needs(tmp_path: Path, monkeypatch: pyte
 
 def test_every_named_size_knows_the_bundled_tokens() -> None:
     tokens = bundled_tokenizer().get_vocab_size()
-    assert all(size.vocabulary >= tokens for size in models.SIZES.values())
+    assert [name for name, size in SHIPPED.items() if size.vocabulary < tokens] == []
