@@ -32,6 +32,9 @@ Differences that came when a job became one program; these entries were recorded
   "data, calibrated": a server that decodes on arrival answers 0.86 ms earlier, and then flows compete otherwise for
   one link: the median step is 1.3 % longer. "data, chance": two of three runs in the other order.
   "varying: bursty-80mbps": what the guest loads changes which packets are lost; steps 0.7 % shorter.
+- C, later: "data, star" of 50/10 Mbit/s, whose queues overflow, and the two cells with loss above: other packets are
+  lost where the guest loads other code or lies in another folder; medians +0.03 and -0.13 %.
+- D, later: `sizes` of "period" and "DeCo": two messages of one moment arrive in the other order, in old code too.
 - D: `near_ns` of 8. All places now begin at the same nanosecond; each began 1 to 2 us after the one before. Pipelines,
   the ring and an asynchronous period are apart by 8 us at most. Elsewhere other packets are first where flows meet,
   and all that follows changes: a step of the star by up to 13 %, of all-to-all 29 %, of an asynchronous buffer 19 %;
