@@ -1,5 +1,5 @@
-"""What a recipe of data parallel training begins with, and when the emulated device of a worker is done with what. No
-torch.
+"""What a recipe of data parallel training begins with, how long a worker's emulated device takes for what, and how long
+its codecs take. No torch.
 """
 
 from __future__ import annotations
