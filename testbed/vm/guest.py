@@ -43,7 +43,7 @@ _VIRTUAL_START_NS = 1_767_225_600_000_000_000
 """The date at which a virtual clock starts, in nanoseconds of Unix time: 2026-01-01T00:00:00Z."""
 
 _MEMORY = re.compile(r"(\d+)([MG])", re.ASCII)
-_CONSOLE_BYTES = 8192
+_CONSOLE_BYTES = 1 << 16
 _SILENCE_S = 20.0  # how long a guest says nothing before its processes are looked at
 _NO_PTRACE = b"check_ptrace :"  # how the kernel's last words begin where it is refused; seccomp it tries before
 _TRY_LIMIT_S = 60.0
@@ -395,12 +395,19 @@ class Guest(Closing):
                 "needs one of them to catch system calls; allow them (Docker, Podman: start the container with "
                 "--security-opt seccomp=unconfined), or use another machine"
             )
-        lines = self._said[self._ends.console].decode(errors="replace").split("\n")
-        last = "\n".join(line.rstrip() for line in lines[-40:] if line.strip())
+        last = last_lines(self._said[self._ends.console].decode(errors="replace"))
         raise GuestKernelError(
             f"the guest kernel died (exit status {self._process.wait()}) before the command had ended; it may need "
             f"more --memory. Its last lines:\n{last or '(none)'}"
         )
+
+
+def last_lines(console: str) -> str:
+    """Return a dead kernel's last 40 lines: from its panic on, however long the trace of calls behind that is."""
+    lines = [line.rstrip() for line in console.split("\n") if line.strip()]
+    panics = [number for number, line in enumerate(lines) if "Kernel panic" in line]
+    start = min([*panics[:1], max(len(lines) - 40, 0)])
+    return "\n".join(lines[start : start + 40])
 
 
 def _boot(

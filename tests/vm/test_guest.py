@@ -57,6 +57,18 @@ def test_the_kernel_gets_descriptors_that_do_not_overlap() -> None:
     assert "mem=1G" in arguments
 
 
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_a_dead_kernels_panic_is_shown_however_long_the_trace_behind_it(before: int, behind: int) -> None:
+    lines = [
+        *["[    0.00] up\r"] * before,
+        "[    0.30] Kernel panic - not syncing: out of memory",
+        *["[<6>] ?"] * behind,
+    ]
+    shown = guest.last_lines("\n".join(lines)).split("\n")
+    assert len(shown) == min(40, len(lines))
+    assert any("panic" in line for line in shown)
+
+
 def test_no_command() -> None:
     with pytest.raises(SpecError, match="no command"):
         guest.start_guest(KERNEL, [])
