@@ -126,7 +126,9 @@ def test_the_bound_is_no_less_than_the_real_slowdown(slower: float, later: float
     found_s = ideal_step_s(worse, align(pipeline.records)[1].records)
     stages = shape["stages"]
     found = assessed(step, *every(stages, "rate", RATE, rate), *every(stages, "delay", DELAY / 1e6, delay / 1e6))
-    assert found.bound >= found_s / asked_s - 1 - 1e-6
+    # The kernel's packets take whole nanoseconds and a bound's do not: of two messages ready within one nanosecond the
+    # other may go first. In 16 of 771 drawn cases that moved a step, by 0.008 % at most.
+    assert found.bound >= found_s / asked_s - 1 - 2e-4
     ran_over, _ = ran(other, **shape)
     packets_s = [align(run.records)[1].seconds for run in (pipeline, ran_over)]
     store_and_forward = 2 * 1500 * 8 / rate * 4 * stages  # a fluid may be early or late by about a packet a hop
