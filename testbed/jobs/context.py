@@ -74,7 +74,8 @@ class ContextParallel(JobKind):
         node: Node = importlib.import_module("testbed.kinds.context").ContextNode(place, self, setting)
         return node
 
-    # An action of the records waits for its input, computes and sends: a layer is two forward and three backward.
+    # An action of the records waits for its input, computes and sends: a layer is two forward, and backward two and one
+    # for each earlier chunk.
     def program(self, place: int, first_step: int = 0) -> Program:
         """Return what a node does, from that step on."""
         step, goes_on = first_step, True
@@ -118,13 +119,14 @@ class ContextParallel(JobKind):
     def _backward(self, me: int, step: int) -> Program:
         """Take the loss's gradient back through all layers."""
         chain, n = self.exchange == "chain", self.nodes
-        yield Begin("B", 3 * self.layers)
+        yield Begin("B", self.layers * (n + 1))
         yield Work("loss_backward", Key("loss", step, me, self.layers))
         for layer in reversed(range(self.layers)):
-            yield Begin("B", 3 * layer + 2)
+            first = layer * (n + 1)
+            yield Begin("B", first + n)
             yield Work("attend_backward", Key("attend", step, me, layer))
-            yield Begin("B", 3 * layer + 1)
             for chunk in range(me):
+                yield Begin("B", first + 1 + chunk)
                 later: Any = None
                 if chain and me + 1 < n:
                     message = yield Receive(Key("gradient", step, chunk * n + me + 1, layer), me + 1)
@@ -132,7 +134,7 @@ class ContextParallel(JobKind):
                 total = yield Work("add", Key("add", step, chunk, layer), later)
                 message = yield Encode(Key("gradient", step, chunk * n + me, layer), total)
                 yield Send(message, me - 1 if chain else chunk)
-            yield Begin("B", 3 * layer)
+            yield Begin("B", first)
             came = []
             for peer in range(me + 1, min(me + 2, n)) if chain else range(n - 1, me, -1):
                 message = yield Receive(Key("gradient", step, me * n + peer, layer), peer)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+from testbed.errors import SpecError
 from testbed.jobs import actions
 from testbed.jobs.actions import Key, Message, Sent
 from testbed.jobs.loop import MAIN, Began, Ended, Lane
@@ -86,6 +87,8 @@ class _Place:
     """Whether nothing of the current step has been done."""
     action: dict[str, Any] | None = None
     """The times of the action that is under way."""
+    worked: bool = False
+    """Whether it has computed or encoded something."""
     running: dict[str, _Forked] = field(default_factory=dict)
     """By lane."""
     forks: dict[Key, _Forked] = field(default_factory=dict)
@@ -119,6 +122,7 @@ class Recorder:
         match action:
             case actions.Begin(kind, number):
                 self._end_action(place)
+                place.worked = False
                 if kind is None:
                     place.current.optimiser_start_ns = end_ns
                 else:
@@ -126,11 +130,13 @@ class Recorder:
                         _TIMES, end_ns
                     )
             case actions.Work(what, key):
+                place.worked = True
                 _reached(place, "computed_ns", end_ns)
                 if type(value) is int:
                     decided = DecidedRecord(what=what, part=key.part, origin=key.origin, value=value)
                     place.current.decided.append(decided)
             case actions.Encode():
+                place.worked = True
                 _reached(place, "encoded_ns", end_ns)
             case actions.Decode():
                 _reached(place, "decoded_ns", end_ns)
@@ -138,16 +144,19 @@ class Recorder:
                 place.current.sent.append(self._sent(action, value, begin_ns))
                 place.current.messages.append((action.peer, action.message.key))
             case actions.Receive():
+                _has_input(lane, place, action)
                 if end_ns > begin_ns:  # else it was there, while messages before it were decoded
                     _reached(place, "input_ns", end_ns)
                 place.current.received.append(self._received(value))
             case actions.Collect():
+                _has_input(lane, place, action)
                 _reached(place, "input_ns", end_ns)
                 place.current.received += map(self._received, value)
             case actions.Fork(_, key, _):
                 place.forks[key] = _Forked(place.current)
                 place.unfinished[id(place.current)] += 1
             case actions.Wait(key, None):
+                _has_input(lane, place, action)
                 _reached(place, "input_ns", end_ns)
                 place.current.received += place.forks.pop(key).received
             case PacedWork():
@@ -224,6 +233,18 @@ class Recorder:
 
 
 _TIMES = ("asked_ns", "input_ns", "decoded_ns", "computed_ns", "encoded_ns")
+
+
+def _has_input(lane: Lane, place: _Place, action: Any) -> None:
+    """Refuse input for an action that has already worked: that work would count as waiting, in the records and in the
+    ideal. SpecError.
+    """
+    if place.action is not None and place.worked:
+        begun = f"{place.action['kind']} {place.action['microbatch']}"
+        raise SpecError(
+            f"node {lane.node} works in its action {begun} and then waits in it ({type(action).__name__}), so that "
+            "work would count as waiting; yield another Begin, with a number of its own, before that"
+        )
 
 
 def _reached(place: _Place, what: str, at_ns: int) -> None:

@@ -257,8 +257,8 @@ def test_messages_and_actions_have_names_of_their_own(tokens: str) -> None:
         assert len({(each["kind"], each["microbatch"]) for each in record["actions"]}) == len(record["actions"])
         sent = [(each["direction"], each["microbatch"], each["peer"]) for each in record["sent"]]
         assert len(set(sent)) == len(sent)
-    kinds = [each["kind"] for each in run.records[0]["actions"]]
-    assert kinds == ["F"] * (2 * 3 + 1) + ["B"] * (3 * 3 + 1) + ["A"] * 3
+    kinds = [each["kind"] for each in run.records[0]["actions"]]  # of the last node, after three others
+    assert kinds == ["F"] * (2 * 3 + 1) + ["B"] * (3 * (2 + 3) + 1) + ["A"] * 3
     assert {each["tokens"] for each in run.records} == {2 * LENGTH, 4 * LENGTH}
 
 

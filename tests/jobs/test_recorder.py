@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.jobs.actions import Action, Decode, Encode, Key, Receive, Sizes, Work
+import pytest
+
+from testbed.errors import SpecError
+from testbed.jobs.actions import Action, Begin, Decode, Encode, Key, Program, Receive, Send, Sizes, Work
 from testbed.jobs.asynchronous import AsynchronousJob
 from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.loop import Loop
@@ -110,3 +113,28 @@ def test_an_asynchronous_workers_step_is_over_when_its_round_is_and_its_wait_bel
             assert len(step.sent) == len(step.received) == 1
             assert step.end_ns == local[-1].encoded_ns
             begin_ns, answered_ns = step.end_ns, its_answer.actions[0].encoded_ns
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_work_before_input_needs_an_action_of_its_own(begins: bool) -> None:
+    """Or it would count as waiting, and be missing in the ideal."""
+
+    def asks() -> Program:
+        yield Begin("F", 0)
+        yield Work("forward", Key("forward", 0))
+        yield Send((yield Encode(Key("question", 0))), 1)
+        if begins:
+            yield Begin("B", 0)
+        yield Receive(Key("answer", 0), 1)
+
+    def answers() -> Program:
+        yield Receive(Key("question", 0), 0)
+        yield Send((yield Encode(Key("answer", 0))), 0)
+
+    recorder = Recorder(lambda place, step: None, lambda key: Named("forward", 0))
+    loop = Loop([asks(), answers()], [Sizes(lambda key: 100)] * 2, cost=costs, observers=[recorder])
+    if begins:
+        loop.run()
+        return
+    with pytest.raises(SpecError, match=r"node 0 works in its action F 0 and then waits in it \(Receive\)"):
+        loop.run()
