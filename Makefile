@@ -1,8 +1,8 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
-# make check    test what needs no privilege, no network and little time: about five minutes
-# make test     test what this machine can test, and of what takes long a quarter: each run has the next, so four in a
-#               row have had all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). What is decided
-#               by time runs in a guest with a virtual clock (python -m testbed vm --build), and is skipped without one
+# make check    run the tests that need no privilege, no network and little time: about four minutes
+# make test     test what this machine can test, with a rotating quarter of the slow tests: four runs in a row cover them
+#               all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). Tests decided by time run in
+#               a guest with a virtual clock (python -m testbed vm --build), and are skipped without one
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #

@@ -18,7 +18,7 @@ from testbed.results import Run
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 ROOT = Path(testbed.__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "testbed" / "export" / "README.md"]
+PAGES = [ROOT / "docs" / "running.md", ROOT / "testbed" / "export" / "README.md"]
 LINK = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 
 
@@ -118,7 +118,7 @@ def test_documented_lines_work(block: str, run: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(notebook, "run_cell", pretended)
     names: dict[str, Any] = {}
     for statement in ast.parse(block).body:
-        exec(compile(ast.Module([statement], []), "README.md", "exec"), names)  # noqa: S102
+        exec(compile(ast.Module([statement], []), "running.md", "exec"), names)  # noqa: S102
     assert any(isinstance(value, pandas.DataFrame) and len(value) for value in names.values())
 
 
