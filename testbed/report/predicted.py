@@ -66,3 +66,13 @@ def make(
     results, output = experiments.folders(folder.name, "Figure, CSVs and the README's blocks.")
     (output / FILE).write_bytes((results / FILE).read_bytes())
     experiments.draw_and_publish(folder, output, {figure: draw}, blocks, claims)
+
+
+def explained_facts(folder: Path) -> dict[str, float]:
+    """Return how far played cells are from arithmetic, for a row of claims.toml (`claim_rows`)."""
+    return departure_facts(cells(folder))
+
+
+def departure_facts(rows: Any) -> dict[str, float]:
+    """Return the same of some rows of cells.csv: also how many of them were played."""
+    return {"value": departure(rows), "near": _NEAR, "played": int(rows.step_s.notna().sum())}
