@@ -113,13 +113,14 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
         except ValidationError as error:
             raise explain(error, ClaimRow, where) from None
         try:
-            made += [_claim(row, facts) for facts in _facts(row, program, folder)]
+            made += [_claim(row, facts) for facts in facts_of(row, program, folder)]
         except (KeyError, ValidationError) as error:
             raise SpecError(f"{where}, has something that is not there: {error}") from error
     return made
 
 
-def _facts(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:
+def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:
+    """Yield the facts of each claim of a row, with those that have a meaning here. KeyError without such a number."""
     measure = program.get(row.number) or getattr(predicted, row.number, None)
     if row.number and measure is None:
         raise KeyError(row.number)
