@@ -127,7 +127,7 @@ def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterato
     found = measure(folder, **row.arguments) if measure else {}
     for facts in () if found is None else [found] if isinstance(found, Mapping) else found:
         judgement: Judgement | None = facts.get("judgement")
-        ends = (None, None)
+        ends: tuple[float | None, float | None] = (None, None)
         if judgement is not None:
             ends = judgement.interval or ends
             facts = {"value": judgement.value, "interval": experiments.interval_words(judgement), **facts}
