@@ -36,5 +36,6 @@ experiment_tables    the CSVs that every experiment commits: seeds, tuning, cert
 experiment_verdicts  comparisons and verdicts from those rows, and what a README says of them
 predicted      what the figure programs of predicted experiments share
 claims         published claims, what was measured, and the verdict
+claim_rows     the rows of claims.toml: what decides a claim, and the rule
 blocks         generated blocks of Markdown pages
 """

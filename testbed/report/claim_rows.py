@@ -68,6 +68,8 @@ class ClaimRow(Frozen):
     """A fact that is true or false, or None where nothing decides, instead of a bound."""
     verdict: Verdict | None = None
     """Stated, where no number decides: the conditions are too far from the published ones, or nothing varies."""
+    otherwise: Verdict = "fails"
+    """The verdict where the whole interval is on the bound's other side."""
     why: str
     command: str
 
@@ -87,13 +89,13 @@ class ClaimRow(Frozen):
             return self.verdict
         if self.holds_if is not None:
             met = facts[self.holds_if]
-            return "not resolved" if met is None else "holds" if met else "fails"
+            return "not resolved" if met is None else "holds" if met else self.otherwise
         name, bound = next((name, bound) for name in _RULES if (bound := getattr(self, name)) is not None)
         ends = facts["low"], facts["high"]
         if None in ends:
             return "not resolved"
         sides = {bool(_RULES[name](end, facts[bound] if isinstance(bound, str) else bound)) for end in ends}
-        return "not resolved" if len(sides) > 1 else "holds" if sides.pop() else "fails"
+        return "not resolved" if len(sides) > 1 else "holds" if sides.pop() else self.otherwise
 
 
 def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:

@@ -37,6 +37,7 @@ def test_a_claim_holds_where_the_whole_interval_is_on_its_side(low: float, high:
     assert (at_least == "fails") is (high < bound)
     assert row(less_than=bound).decided(facts) == _OPPOSITE[at_least]
     assert row(at_most=bound).decided(facts) == _OPPOSITE[more_than]
+    assert (row(at_least=bound, otherwise="not comparable").decided(facts) == "not comparable") is (high < bound)
     assert row(at_least=bound).decided({"low": None, "high": None}) == "not resolved"
 
 
