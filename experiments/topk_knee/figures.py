@@ -21,8 +21,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.records import TrainingRecord
-from testbed.report import experiment_tables, experiment_verdicts, experiments, style
+from testbed.report import claim_rows, experiment_tables, experiment_verdicts, experiments, style
 from testbed.report.canvas import Handle, canvas
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
@@ -30,7 +31,6 @@ from testbed.results import read_json
 from testbed.sweep import trainings
 
 HERE = Path(__file__).resolve().parent
-COMMAND = f"python -m testbed reproduce {HERE.name}"
 BASELINE = "bf16"
 SAME_LOSS = 0.01
 """Of bf16's loss: what "does not harm" may mean at most."""
@@ -82,10 +82,6 @@ class Losses(NamedTuple):
         ours, base = self.of(codec, column), self.of(BASELINE, column)
         return judge("loss", ours, base, self.bound) if ours and base else None
 
-    def words(self, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-        """Return number, interval, verdict and reason of a claim; `against`: it is that the bound is exceeded."""
-        return experiments.loss_words(self.mean(BASELINE), found, 2 * TRAINING_S, against=against)
-
 
 def chosen(tables: Tables) -> Losses:
     """Return the runs at the rate that was chosen for each arm, or stated where none was."""
@@ -97,62 +93,64 @@ def chosen(tables: Tables) -> Losses:
 # ---------------------------------------------------------------------- claims
 def claims(folder: Path) -> list[Claim]:
     """Return what seeds.csv and grid.csv say of the published claims; those whose arms they lack are left out."""
-    losses, tried = chosen(experiment_tables.read_tables(folder)), pandas.read_csv(folder / GRID)
-    table = pandas.read_csv(HERE / "published.csv").set_index("name")
-    largest = Losses(tried[tried.rate == tried.rate.max()])
-    return [
-        Claim(claim=text, source=row.source, published=row.published, command=COMMAND, **found)
-        for name, text, found in (*_found(losses), *_at_the_largest_rate(losses, largest, tried.rate.max()))
-        for row in [table.loc[name]]
-    ]
+    return claim_rows.claims(globals(), folder)
 
 
-def _found(losses: Losses) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (row of published.csv, claim, what was found) of arms at their best rates."""
-    for name, share in (("knee", KNEE), ("gpt2", 0.3)):
-        if (found := losses.above(arm("topk-shared", share))) is not None:
-            text = f"top-k of {_percent(share)} does not harm the loss (at most {_percent(SAME_LOSS)} above bf16)"
-            yield name, text, losses.words(found)
-    shared, own = (losses.of(arm(mask, KNEE)) for mask in MASKS)
-    if shared and own:
-        text = f"at {_percent(KNEE)}, gradients at positions of their own cost more than 1 % of the loss"
-        yield "masks", text, losses.words(judge("loss", own, shared, losses.bound), against=True)
+def compared(
+    folder: Path,
+    codec: str,
+    base: str = BASELINE,
+    bound: float = SAME_LOSS,
+    of: tuple[str, str] = (WITH, WITH),
+    at_largest: bool = False,
+) -> Facts | None:
+    """Return how far one arm's loss is above another's, each at its best rate or both at the largest of the grid; `of`:
+    which loss of either; `bound`: a share of bf16's loss. None where either was not run, or has one seed of the grid.
+    """
+    losses = chosen(experiment_tables.read_tables(folder))
+    whole, arms, tried = losses.mean(BASELINE), losses, pandas.read_csv(folder / GRID)
+    if at_largest:
+        arms = Losses(tried[tried.rate == tried.rate.max()])
+    ours, theirs = (arms.of(*side) for side in zip((codec, base), of, strict=True))
+    if min(len(ours), len(theirs)) < 1 + at_largest:
+        return None
+    found = judge("loss", ours, theirs, bound * whole)
+    shown = experiments.shown_words(found, whole, 2 * TRAINING_S)
+    about = {"bound": found.effect, "shown": shown, "codec": codec, "rate": tried.rate.max()}
+    return {"judgement": found, "part": found.value / whole, **about}
+
+
+def without(folder: Path, at_largest: bool = False) -> Iterator[Facts]:
+    """Yield how far each mask's loss is above its own when it is evaluated without top-k."""
     for mask, where in MASKS.items():
-        plain = losses.of(arm(mask, KNEE))
-        kept = f"trained with {_percent(KNEE)} at {where}"
-        if plain:
-            found = judge("loss", losses.of(arm(mask, KNEE), WITHOUT), plain, losses.bound)
-            text = f"{kept}, the model loses more than 1 % when it is evaluated without top-k"
-            yield "inference", text, losses.words(found, against=True)
+        codec = arm(mask, KNEE)
+        facts = compared(folder, codec, codec, of=(WITHOUT, WITH), at_largest=at_largest)
+        if facts is not None:
+            yield {**facts, "where": where}
+
+
+def fed(folder: Path) -> Iterator[Facts]:
+    """Yield how far each mask's loss with each error feedback is above that without."""
+    for mask, where in MASKS.items():
         for feedback, name in FEEDBACKS.items():
-            codec = arm(mask, KNEE, feedback)
-            if name == "none" or not plain or not losses.of(codec):
+            facts = compared(folder, arm(mask, KNEE, feedback), arm(mask, KNEE), -SAME_LOSS)
+            if name == "none" or facts is None:
                 continue
-            found = judge("loss", losses.of(codec), plain, -losses.bound)
-            text = f"{kept}, {name} does not lower the loss by more than 1 %"
-            words = losses.words(found, against=True)
-            if found.interval is not None and found.interval.low > 0:
-                words["why"] = f"{name} raises the loss, both at their best rates and evaluated with top-k"
-            yield "feedback", text, words
-            without, control = losses.above(codec, WITHOUT), losses.above(arm(mask, KNEE), WITHOUT)
-            assert without is not None
-            assert control is not None
-            words = losses.words(without)
-            words["why"] += f"; without {name} it is {control.value:+.3f}"
-            yield "plain", f"{kept} and {name} and evaluated without top-k, the model is as good as bf16's", words
+            interval = facts["judgement"].interval
+            raised = f"{name} raises the loss, both at their best rates and evaluated with top-k"
+            yield {**facts, "where": where, "name": name} | (
+                {"shown": raised} if interval is not None and interval.low > 0 else {}
+            )
 
 
-def _at_the_largest_rate(losses: Losses, largest: Losses, rate: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the same of arms at the largest rate of the grid, where the weights move furthest."""
-    shared, own = (arm(mask, KNEE) for mask in MASKS)
-    if len(largest.of(shared)) < 2 or len(largest.of(own)) < 2:
-        return
-    text = f"at the rate {rate:g}, gradients at positions of their own cost more than 1 % of the loss"
-    yield "masks", text, losses.words(judge("loss", largest.of(own), largest.of(shared), losses.bound), against=True)
-    for codec in (shared, own):
-        found = judge("loss", largest.of(codec, WITHOUT), largest.of(codec), losses.bound)
-        text = f"at the rate {rate:g}, a model trained with {codec} loses more than 1 % when it is evaluated without"
-        yield "inference", text, losses.words(found, against=True)
+def plain(folder: Path) -> Iterator[Facts]:
+    """Yield how far each mask's loss with each error feedback is above bf16's when it is evaluated without top-k."""
+    for mask, where in MASKS.items():
+        control = compared(folder, arm(mask, KNEE), of=(WITHOUT, WITHOUT))
+        for feedback, name in FEEDBACKS.items():
+            facts = compared(folder, arm(mask, KNEE, feedback), of=(WITHOUT, WITHOUT))
+            if name != "none" and facts is not None and control is not None:
+                yield {**facts, "where": where, "name": name, "control": control["judgement"].value}
 
 
 # ---------------------------------------------------------------------- tables
