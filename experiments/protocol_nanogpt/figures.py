@@ -15,20 +15,18 @@ import pandas as pd
 import training
 from matplotlib.figure import Figure
 
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import percent
 
 NAME = "protocol_nanogpt"
-COMMAND = f"python -m testbed predict {NAME}"
-RECORDS = "ProtocolNanoGPT at 0551bc3, records/ (checked)"
 RUNS = {"dense": "dense, 2,048 B per token", "subspace": "subspace, 322 B per token"}
 _BUFFER = {
     "link(200Mbit, 50ms)": "cubic, a buffer of one round trip",
     "link(200Mbit, 50ms, congestion_control=bbr)": "bbr, a buffer of one round trip",
     "link(200Mbit, 50ms, buffer=60s)": "cubic, buffers in which nothing is lost",
 }
-TCP = "the critical path over the pipe formula, with headers; the rest is TCP (acknowledgements, windows)"
 
 
 def cells(folder: Path) -> Any:
@@ -74,90 +72,58 @@ def buffers(folder: Path) -> Any:
     )
 
 
+def meter(folder: Path, run: str) -> Facts:
+    """Return how far a record's step by its own meter is from what it says, as a share, and over links."""
+    times = step_times(folder)[run]
+    said, computed = times["published"], times["their meter, computed"]
+    share, name = computed / said - 1, RUNS[run]
+    facts = {"said": said, "computed": computed, "played": times["links both ways, played"], "name": name}
+    return {"value": abs(share), "share": share, **facts}
+
+
+def times_as_fast(folder: Path, near: float, to_target: bool = False) -> Facts:
+    """Return how many times as fast the subspace run is over links, by the meter and as published; `to_target`: with
+    the steps that each needs.
+    """
+    steps, needed = step_times(folder), training.needed(folder)
+    ratios = (steps.dense / steps.subspace) / (needed["factor"] if to_target else 1)
+    theirs, computed = ratios["published"], ratios["their meter, computed"]
+    about = {"theirs": theirs, "bar": near * theirs, "computed": computed, **needed}
+    return {"value": ratios["links both ways, played"], **about}
+
+
+def lossless(folder: Path) -> Facts:
+    """Return how far played steps are from arithmetic where no packet is lost."""
+    return predicted.departure_facts(_lossless(cells(folder)))
+
+
+def small_buffer(folder: Path) -> Facts | None:
+    """Return by how much a buffer of one round trip makes the subspace run's step longer; the short form only computes
+    it.
+    """
+    times = step_times(folder).subspace
+    played = times["played, a buffer of one round trip"]
+    return None if pd.isna(played) else {"value": played / times["links both ways, ideal"] - 1}
+
+
+trained, steps_needed = training.loss, training.steps_needed
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what was claimed and what became of it."""
-    frame, times = cells(folder), step_times(folder)
-    said = pd.read_csv(folder / "published.csv").set_index("run")
-    rows = []
-    for run, name in RUNS.items():
-        share = times[run]["their meter, computed"] / said.step_s[run] - 1
-        rows.append(
-            Claim(
-                claim=f"A step of the {run} record takes {said.step_s[run]} s over 200 Mbit/s and 50 ms",
-                source=RECORDS,
-                published=f"{said.step_s[run]} s",
-                ours=f"{times[run]['their meter, computed']:.2f} s by their meter, "
-                f"{times[run]['links both ways, played']:.2f} s over links",
-                interval="exact",
-                verdict="holds" if abs(share) < 0.03 else "fails",
-                why=f"{share:+.2%}: bytes ({name}), 1F1B, and one inbound wire per stage on which the delay stands "
-                "too; a real link carries both directions at once".replace("%", " %"),
-                command=COMMAND,
-            )
-        )
-    theirs, ours = said.step_s.dense / said.step_s.subspace, _ratio(times, "links both ways, played")
-    rows.append(
-        Claim(
-            claim="322 instead of 2,048 bytes per token make a step 5.05 times as fast",
-            source=RECORDS,
-            published=f"{theirs:.2f}x",
-            ours=f"{ours:.2f}x over links, {_ratio(times, 'their meter, computed'):.2f}x by their meter",
-            interval="exact",
-            verdict="holds" if ours > 0.95 * theirs else "fails",
-            why="6.36 times fewer bytes; the delay, which no codec shortens, takes the rest",
-            command=COMMAND,
-        )
-    )
-    steps = said.steps_to_target
-    theirs *= steps.dense / steps.subspace
-    net = ours * steps.dense / steps.subspace
-    rows += [
-        Claim(
-            claim="With the steps that each needs, the subspace run is 1.62 times as fast to its target loss",
-            source=RECORDS,
-            published=f"{theirs:.2f}x",
-            ours=f"{net:.2f}x, with their step counts",
-            interval="exact",
-            verdict="holds" if net > 0.95 * theirs else "fails",
-            why=f"{steps.subspace} steps instead of {steps.dense}, taken from the records: only the time is ours",
-            command=COMMAND,
-        ),
-        *training.claims(folder),
-        predicted.explained(_lossless(frame), COMMAND, over=" where no packet is lost", why=TCP),
-    ]
-    played = times.subspace["played, a buffer of one round trip"]
-    if pd.isna(played):  # the short form only computes it
-        return rows
-    lossy = played / times.subspace["links both ways, ideal"] - 1
-    rows.append(
-        Claim(
-            claim="TCP fills a link whose buffer holds one round trip, so that arithmetic with the rate is enough",
-            source="ours",
-            ours=f"{lossy:+.1%} for the subspace run with cubic".replace("%", " %"),
-            interval="exact for one seed and at a fraction of the rate",
-            verdict="fails" if lossy > 0.03 else "holds",
-            why="messages larger than the buffer overflow it, and cubic's smaller window then leaves the link idle",
-            command=COMMAND,
-        )
-    )
-    return rows
-
-
-def _ratio(times: Any, row: str) -> float:
-    return float(times.dense[row] / times.subspace[row])
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     times = step_times(folder)
-    meter, links = times.loc["their meter, computed"], times.loc["links both ways, played"]
-    worst = (meter / times.loc["published"] - 1).abs().max()
+    computed, links = times.loc["their meter, computed"], times.loc["links both ways, played"]
+    worst = (computed / times.loc["published"] - 1).abs().max()
     table = times.assign(ratio=times.dense / times.subspace).reset_index(names="seconds per step")
     for column in ("dense", "subspace"):
         table[column] = table[column].map("{:.2f}".format, na_action="ignore")
     table["ratio"] = table.ratio.map("{:.2f}x".format, na_action="ignore")
     said = times.loc["published"]
-    needed = pd.read_csv(folder / "published.csv").set_index("run").steps_to_target
     answer = (
         f"Both records' {said.dense:.2f} and {said.subspace:.2f} s per step follow from bytes, 1F1B and their "
         f"simulated link to {worst:.2%}. Over TCP links they take {links.dense:.1f} and {links.subspace:.1f} s: "
@@ -165,7 +131,7 @@ def blocks(folder: Path) -> dict[str, str]:
         f"{said.dense / said.subspace:.2f}."
     ).replace("%", " %")
     return {
-        "answer": experiments.prose(answer + training.answer(folder, needed.subspace / needed.dense)),
+        "answer": experiments.prose(answer + training.answer(folder)),
         "steps": experiments.markdown_of(table),
         "buffers": experiments.markdown_of(buffers(folder)),
         "claims": claims_table(claims(folder)),

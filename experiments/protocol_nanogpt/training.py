@@ -13,12 +13,10 @@ from testbed.metrics import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import experiment_tables, experiment_verdicts, experiments
-from testbed.report.claims import Claim
+from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
 
 CURVES = "curves.csv"
-RECORDS = "ProtocolNanoGPT at 0551bc3, records/ (checked)"
-PAPER = "Ramasinghe et al., Protocol Models, arXiv 2506.01260, body (second-hand)"
 COMMAND = "python -m testbed sweep protocol_nanogpt"
 DENSE, LOW_RANK = "bf16", "powersgd(27)"
 SUBSPACE = placement.canonical_text("subspace(6.4, reparametrised)")
@@ -86,56 +84,47 @@ class Losses:
         return judge("speed_up", dict.fromkeys(taken, float(self.equal)), taken, published)
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of the steps, and what became of it; nothing where nothing was trained."""
+def loss(folder: Path, longer: bool = False, base: str = DENSE) -> Facts | None:
+    """Return how far the subspace run ends above another of equal steps, or with more steps than that; None where one
+    was not trained.
+    """
     if not (folder / CURVES).is_file():
-        return []
-    losses, steps = Losses(folder), pd.read_csv(folder / "published.csv").set_index("run").steps_to_target
-    published = steps.subspace / steps.dense
-    said = f"{steps.dense} steps with dense messages, {steps.subspace} through the subspace, to a loss of 3.276"
-    rows = []
-    if (equal := losses.against(SUBSPACE, losses.equal)) is not None:
-        rows.append(_claim("After equal steps the subspace run ends above the dense run's loss", RECORDS, said, losses,
-                           equal, against=True))  # fmt: skip
-    if (longer := losses.against(SUBSPACE, losses.longer)) is not None:
-        text = f"With {published:.2f} times as many steps the subspace run ends at most at the dense run's loss"
-        rows.append(_claim(text, RECORDS, said, losses, longer))
-    if (factor := losses.factor(published)) is not None:
-        rows.append(
-            Claim(
-                claim=f"Of 5.3 M parameters the subspace run needs {published:.2f} times as many steps to the dense "
-                "run's loss",
-                source=RECORDS,
-                published=f"{published:.2f}x",
-                ours=f"{factor.value:.2f}x at most",
-                interval=f"{factor.interval_words}{'' if factor.interval is None else f', 95 %, {factor.n} seeds'}",
-                verdict=factor.verdict or "not resolved",
-                why=experiments.open_words(
-                    f"the long run passes that loss while its rate is still large, so fewer steps may do; {_SCALE}",
-                    factor,
-                    TRAINING_S * (1 + losses.longer / losses.equal),
-                ),
-                command=COMMAND,
-            )
-        )
-    if (bytes_ := losses.against(SUBSPACE, losses.equal, LOW_RANK)) is not None:
-        text = "After equal steps the subspace run ends below low rank of as many bytes (2.5 bits per value)"
-        rows.append(_claim(text, PAPER, "low rank fails at a ratio of 100", losses, bytes_))
-    return rows
+        return None
+    losses = Losses(folder)
+    found = losses.against(SUBSPACE, losses.longer if longer else losses.equal, base)
+    if found is None:
+        return None
+    shown = experiments.shown_words(found, losses.loss, 2 * TRAINING_S, SAME_LOSS * losses.loss)
+    return {"judgement": found, "part": found.value / losses.loss, "shown": shown, **needed(folder)}
 
 
-def _claim(text: str, source: str, published: str, losses: Losses, found: Judgement, *, against: bool = False) -> Claim:
-    words = experiments.loss_words(losses.loss, found, 2 * TRAINING_S, SAME_LOSS * losses.loss, against=against)
-    words["why"] += f"; {_SCALE}"
-    return Claim(claim=text, source=source, published=published, command=COMMAND, **words)
+def needed(folder: Path) -> dict[str, float]:
+    """Return how many steps the records need to their target loss, and the ratio of both."""
+    steps = pd.read_csv(folder / "published.csv").set_index("run").steps_to_target
+    return {"dense": steps.dense, "subspace": steps.subspace, "factor": steps.subspace / steps.dense}
 
 
-def answer(folder: Path, published: float) -> str:
+def steps_needed(folder: Path) -> Facts | None:
+    """Return how many times as many steps the subspace run needs here; None where that was not trained, or found."""
+    if not (folder / CURVES).is_file():
+        return None
+    losses, records = Losses(folder), needed(folder)
+    found = losses.factor(records["factor"])
+    if found is None:
+        return None
+    why = f"the long run passes that loss while its rate is still large, so fewer steps may do; {_SCALE}"
+    pair_s = TRAINING_S * (1 + losses.longer / losses.equal)
+    seeds = "" if found.interval is None else f", 95 %, {found.n} seeds"
+    said = {"ends": f"{found.interval_words}{seeds}", "shown": experiments.open_words(why, found, pair_s)}
+    return {"judgement": found, **records, **said}
+
+
+def answer(folder: Path) -> str:
     """Return the last sentence of the answer; empty where nothing was trained."""
     if not (folder / CURVES).is_file():
         return ""
-    losses = Losses(folder)
-    factor = losses.factor(published)
+    published = needed(folder)["factor"]
+    factor = Losses(folder).factor(published)
     if factor is None:
         return ""
     return (

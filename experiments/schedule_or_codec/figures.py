@@ -12,14 +12,16 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 
 NAME = "schedule_or_codec"
 FIGURE = "speed-up"
-COMMAND = f"python -m testbed predict {NAME}"
 CODECS = {"bf16": "bf16", "int8": "int8", "int4(group=64)": "int4", "322": "subspace, 322 B", "21": "21 B per token"}
 FEWER = {"int8": 1.99, "int4(group=64)": 3.76, "322": 6.36, "21": 97.5}
+NAMES = {"bf16": "bf16", "322": "subspace", "21": "least"}
 DELAY = "50ms"
 
 
@@ -49,59 +51,39 @@ def table(folder: Path) -> Any:
     return pd.DataFrame(rows)
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what was claimed and what became of it."""
+def gains(folder: Path) -> dict[str, float]:
+    """Return speed-ups over bf16 with 8 in flight, by what is sent and how many are, and bf16's seconds per step."""
     times = steps(folder)
     base = times[8]["bf16"]
-    depth, codec, both = (base / t for t in (times[16]["bf16"], times[8]["322"], times[16]["322"]))
-    alone = base / times[8]["21"]
-    return [
-        Claim(
-            claim="The published speed-up of ProtocolNanoGPT's subspace run is the codec's, not the schedule's",
-            source="ProtocolNanoGPT at 0551bc3, records/ (checked)",
-            published="5.05x",
-            ours=f"codec alone {codec:.2f}x, 16 in flight alone {depth:.2f}x, both {both:.2f}x",
-            interval="exact",
-            verdict="holds",
-            why="both records use the same 1F1B; what it leaves unused is half of each link's two directions",
-            command=COMMAND,
-        ),
-        Claim(
-            claim="A hundredfold compression makes a step a hundred times as fast where the links limit it",
-            source="ours",
-            ours=f"{alone:.1f}x with 8 in flight, {base / times[32]['21']:.1f}x with 32",
-            interval="exact",
-            verdict="fails" if base / times[32]["21"] < 90 else "holds",
-            why="at 50 ms what is left is round trips, and more micro-batches in flight hide them, not fewer bytes",
-            command=COMMAND,
-        ),
-        Claim(
-            claim="The more micro-batches in flight the better",
-            source="ours",
-            ours=f"bf16: {times[8]['bf16']:.1f}, {times[16]['bf16']:.1f}, {times[32]['bf16']:.1f} s with 8, 16, 32",
-            interval="exact",
-            verdict="fails" if times[32]["bf16"] > times[16]["bf16"] else "holds",
-            why="with all in flight (GPipe) activations and gradients follow each other, and each direction idles half "
-            "of the step",
-            command=COMMAND,
-        ),
-        predicted.explained(cells(folder), COMMAND),
-    ]
+    found = {f"{name}_{depth}": base / times[depth][sent] for sent, name in NAMES.items() for depth in times.columns}
+    return found | {f"bf16_{depth}_s": times[depth]["bf16"] for depth in times.columns}
+
+
+def hundredfold(folder: Path) -> Facts:
+    """Return `gains`, of which the value is that of 21 bytes per token with all in flight."""
+    found = gains(folder)
+    return {"value": found["least_32"], **found}
+
+
+def deepest(folder: Path) -> Facts:
+    """Return `gains`, of which the value is bf16's seconds with all in flight."""
+    found = gains(folder)
+    return {"value": found["bf16_32_s"], **found}
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return what was claimed and what became of it."""
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
-    times = steps(folder)
-    base = times[8]["bf16"]
     answer = (
-        f"At 200 Mbit/s and 50 ms the subspace's 322 bytes per token earn "
-        f"{base / times[8]['322']:.2f}x in classic 1F1B, "
-        f"and twice as many micro-batches in flight earn {base / times[16]['bf16']:.2f}x with no codec at all; both "
-        f"together {base / times[16]['322']:.2f}x. At a hundredfold less the schedule decides: "
-        f"{base / times[8]['21']:.0f}x with 8 in flight, {base / times[32]['21']:.0f}x with 32. "
-        f"Played steps are within "
-        f"{predicted.departure(cells(folder)):.2%} of bytes, delay and schedule."
-    ).replace("%", " %")
+        "At 200 Mbit/s and 50 ms the subspace's 322 bytes per token earn {subspace_8:.2f}x in classic 1F1B, and twice "
+        "as many micro-batches in flight earn {bf16_16:.2f}x with no codec at all; both together {subspace_16:.2f}x. "
+        "At a hundredfold less the schedule decides: {least_8:.0f}x with 8 in flight, {least_32:.0f}x with 32. Played "
+        "steps are within {off} of bytes, delay and schedule."
+    ).format(**gains(folder), off=percent(predicted.departure(cells(folder)), "{:.2f}"))
     return {
         "answer": experiments.prose(answer),
         "steps": experiments.markdown_of(table(folder)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +21,14 @@ from matplotlib.figure import Figure
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
-from testbed.metrics.verdicts import Judgement, judge
+from testbed.metrics.verdicts import judge
 from testbed.play.scenarios import load_scenario, load_scenarios
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.sweep import churned
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/sites/train.py"
-PREDICT = "python -m testbed predict sites"
 DATA, PIPELINE, HYBRID = "data parallel", "pipeline", "hybrid"
 COLOURS = {DATA: "#0072b2", PIPELINE: "#d55e00", HYBRID: "#009e73"}
 WHOLE = "hybrid, a pipeline per site"
@@ -38,7 +37,6 @@ EQUAL, BITS_NEAR = 0.02, 2e-3
 """Nats that count as no worse; and how far a cell's bits may be from those that were counted, as a share."""
 TUNING_SEEDS = 2
 """With which each rate was tried: tuned_text.FULL."""
-HETEROGENEOUS = "Heterogeneous Low-Bandwidth Pre-Training, arXiv 2601.02360, abstract"
 
 BySeed = Mapping[int, float]
 
@@ -263,9 +261,6 @@ def scenarios_table() -> Any:
 
 
 # ------------------------------------------------------------------ claims
-SIZES = "batches of a model of 17,408 parameters, seconds of one of 2.7 billion"
-
-
 def seed_s() -> float:
     """Return how long one more seed of two methods takes."""
     return 2 * experiments.tuned_training_s(HERE, TUNING_SEEDS)
@@ -273,103 +268,74 @@ def seed_s() -> float:
 
 def claims(folder: Path) -> list[Claim]:
     """Return what was published and what we asked, and what became of it."""
-    found, rows = results(folder), []
-    small = "a model of 17,408 parameters, cut at 3 places, 8 local steps, rates tuned for the time to the target"
+    return claim_rows.claims(globals(), folder)
 
-    def loss(claim: str, published: str, ours: str, base: str, effect: float) -> None:
-        if {ours, base} <= found.curves.keys():
-            judged = judge("loss", found.last(ours), found.last(base), effect)
-            why = f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)}; {small}"
-            rows.append(
-                _claim(claim, HETEROGENEOUS, published, f"{judged.value:+.3f} nats after equal tokens", judged, why)
-            )
 
-    for codec in ("int4", "int2"):
-        loss(
-            f"Two of four replicas cut, {codec} across the cuts: at most {EQUAL} nats more than none cut",
-            "activation compression composes with SparseLoCo at modest cost",
-            f"hybrid, {codec}, full batches", WHOLE, EQUAL,
-        )  # fmt: skip
-    for codec in ("int4", "int2"):
-        loss(
-            f"{codec} in two of four replicas loses less than in all four",
-            "selective compression consistently improves the tradeoff, most at aggressive ratios",
-            f"hybrid, {codec}, full batches", f"all cut, {codec}", 0.0,
-        )  # fmt: skip
+def loss(folder: Path, codec: str, base: str, effect: float) -> Facts | None:
+    """Return how far the loss of two replicas cut is above another's after equal tokens; None where one was not run."""
+    found, ours = results(folder), f"hybrid, {codec}, full batches"
+    if not {ours, base} <= found.curves.keys():
+        return None
+    judged = judge("loss", found.last(ours), found.last(base), effect)
+    shown = experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)
+    return {"judgement": judged, "shown": shown}
+
+
+def _sooner(found: Results, ours: str | None, base: str | None, why: str, effect: float = 1.0) -> Facts | None:
+    """Return how many times as soon one layout reaches the loss as another; None where one does not."""
+    if ours is None or base is None or not found.seconds(ours) or not found.seconds(base):
+        return None
+    judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), effect)
+    ends = f"{judged.interval_words}, 95 %, {judged.n} seeds"
+    shown = experiments.open_words(why, judged, seed_s())
+    return {"judgement": judged, "bound": effect, "ours": ours, "base": base, "ends": ends, "shown": shown}
+
+
+def _best(order: Sequence[str]) -> dict[str, str | None]:
+    return {each: next((name for name in order if kind(name) == each), None) for each in COLOURS}
+
+
+def hybrids(folder: Path, sizes: str) -> Iterator[Facts]:
+    """Yield for each scenario how many times as soon as the other two the best hybrid reaches the loss."""
+    found = results(folder)
     for scenario in dict.fromkeys(found.cells.scenario):
-        order = found.played(scenario)
-        best = {each: next((name for name in order if kind(name) == each), None) for each in COLOURS}
+        best = _best(found.played(scenario))
         for other in (DATA, PIPELINE):
-            ours, base = best[HYBRID], best[other]
-            if ours is None or base is None:
-                continue
-            judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), 1.0)
-            claim = f"At the sites of {scenario} training the best hybrid reaches the loss sooner than {other} alone"
-            seen = f"{judged.value:.2f} times as soon: {ours}, against {base}"
-            rows.append(_own(claim, seen, judged, SIZES))
-    return [*rows, *late_claims(found), *churn_claims(found)]
+            if (facts := _sooner(found, best[HYBRID], best[other], sizes)) is not None:
+                yield {**facts, "scenario": scenario, "other": other}
 
 
-def late_claims(found: Results) -> list[Claim]:
-    """Return whether hiding the exchange behind the next step's batches pays."""
-    rows = []
+def late(folder: Path) -> Iterator[Facts]:
+    """Yield whether hiding the exchange behind the next step's batches pays."""
+    found = results(folder)
+    times = found.cells.set_index("label.method").batch_s
     for name in (name for name in found.curves if name.endswith(LATE)):
-        ours, base = found.seconds(name), found.seconds(name.removesuffix(LATE))
-        if not ours or not base:
+        base = name.removesuffix(LATE)
+        if not found.seconds(name) or not found.seconds(base):
             continue
-        judged = judge("time_to_loss", ours, base, 1.0)
-        times = found.cells.set_index("label.method").batch_s
-        share = times[name] / times[name.removesuffix(LATE)]
-        more = experiments.mean_of(found.batches(name)) / experiments.mean_of(found.batches(name.removesuffix(LATE)))
+        share = times[name] / times[base]
+        more = experiments.mean_of(found.batches(name)) / experiments.mean_of(found.batches(base))
         why = f"a batch takes {share:.2f} of the time, and the loss {more:.2f} times the batches"
-        claim = f"{name.removesuffix(LATE)}: an exchange that overlaps the next step's batches reaches the loss sooner"
-        rows.append(_own(claim, f"{judged.value:.2f} times as soon", judged, why))
-    return rows
+        if (facts := _sooner(found, name, base, why)) is not None:
+            yield facts
 
 
-def churn_claims(found: Results) -> list[Claim]:
-    """Return what was asked of churn, and what became of it."""
-    rows, share, why = [], _share(), f"{SIZES}; stays of an hour [chosen]"
-    best = {each: next((name for name in found.churned() if kind(name) == each), None) for each in COLOURS}
+def churned_order(folder: Path, why: str) -> Iterator[Facts]:
+    """Yield how many times as soon as the next the best of each way to train reaches the loss with churn."""
+    found = results(folder)
+    best = _best(found.churned())
     for ours, base in ((HYBRID, PIPELINE), (DATA, HYBRID)):
-        first, second = best[ours], best[base]
-        if first is None or second is None or not found.seconds(first) or not found.seconds(second):
-            continue
-        judged = judge("time_to_loss", found.seconds(first), found.seconds(second), 1.0)
-        claim = f"Where homes come and go, {ours} still reaches the loss sooner than {base}"
-        rows.append(_own(claim, f"{judged.value:.3g} times as soon: {first}, against {second}", judged, why))
+        if (facts := _sooner(found, best[ours], best[base], why)) is not None:
+            yield {**facts, "kind": ours, "other": base}
+
+
+def churn_costs(folder: Path, why: str) -> Iterator[Facts]:
+    """Yield how many times as soon each layout reaches the loss with churn as without."""
+    found, share = results(folder), _share()
     for name in found.churned():
-        base = name.removesuffix(CHURN)
-        with_churn, without = found.seconds(name), found.seconds(base)
-        if not with_churn or not without:
-            continue
-        judged = judge("time_to_loss", with_churn, without, share)
-        claim = f"Where homes are there for {share:.0%} of the time, {base} takes at most {1 / share:g} times as long"
-        seen = f"{1 / judged.value:.3g} times as long: {judged.value:.3g} times as soon as without churn"
-        rows.append(_own(claim, seen, judged, why))
-    return rows
-
-
-def _own(claim: str, ours: str, judged: Judgement, why: str) -> Claim:
-    """Return a claim of ours about times; where it is open the reason says what would settle it."""
-    return _claim(claim, "ours", "", ours, judged, experiments.open_words(why, judged, seed_s()))
-
-
-def _claim(claim: str, source: str, published: str, ours: str, judged: Judgement, why: str) -> Claim:
-    if judged.measure == "loss":
-        interval = experiments.interval_words(judged)
-    else:
-        interval = f"{judged.interval_words}, 95 %, {judged.n} seeds"
-    return Claim(
-        claim=claim,
-        source=source,
-        published=published,
-        ours=ours,
-        interval=interval,
-        verdict=judged.verdict or "not resolved",
-        why=why,
-        command=f"{COMMAND}; {PREDICT}" if source == "ours" else COMMAND,
-    )
+        if (facts := _sooner(found, name, name.removesuffix(CHURN), why, share)) is not None:
+            longer = 1 / facts["judgement"].value
+            yield {**facts, "there": f"{share:.0%}", "most": 1 / share, "longer": longer}
 
 
 # ------------------------------------------------------------------ the README

@@ -20,14 +20,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from testbed.codecs.catalogue import placement
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiment_tables, experiment_verdicts, experiments, style
+from testbed.report import claim_rows, experiment_tables, experiment_verdicts, experiments, style
 from testbed.report.canvas import Handle, canvas
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
 
 HERE = Path(__file__).resolve().parent
-COMMAND = f"python -m testbed reproduce {HERE.name}"
 BASELINE, FREE, MAPL = "bf16", "subspace-free", "mapl"
 RATE = "optimiser.learning_rate"
 RATIOS = (4, 8, 16, 32, 64)
@@ -37,8 +37,6 @@ SAME_LOSS = 0.01
 """Of bf16's loss: what "no degradation" may mean at most."""
 TRAINING_S = 13.7
 """Of one core, for one training: 83 times as many tokens take 19 minutes (README, "What it does not show")."""
-SUBSPACE_COST = 0.084
-"""Of the loss, at a ratio of 4: published.csv."""
 FAMILIES = {
     "subspace": ("subspace", "#0072b2", "o"),
     "subspace-free": ("without the constraint", "#767d86", "X"),
@@ -98,49 +96,41 @@ def _loss(rows: Any) -> float:
 # ---------------------------------------------------------------------- claims
 def claims(folder: Path) -> list[Claim]:
     """Return what seeds.csv says of the published claims; those whose arms it lacks are left out."""
+    return claim_rows.claims(globals(), folder)
+
+
+def loss(folder: Path, codec: str, base: str = BASELINE, share: float = SAME_LOSS) -> Facts | None:
+    """Return how far a codec's loss is above another's, judged to be at most a share of bf16's loss."""
     rows = best(experiment_tables.read_tables(folder))
-    table = pandas.read_csv(HERE / "published.csv").set_index("name")
-    made = []
-    for about, text, found in _found(rows):
-        row = table.loc[about] if about in table.index else pandas.Series({"source": "ours", "published": ""})
-        if about == "mapl":
-            found["why"] += "; MAPL has bf16's rate, not one of its own"
-        made.append(Claim(claim=text, source=row.source, published=row.published, command=COMMAND, **found))
-    return made
+    found = above(rows, *map(placement.canonical_text, (codec, base)), share)
+    if found is None:
+        return None
+    part = found.value / _loss(rows)
+    shown = experiments.shown_words(found, _loss(rows), 2 * TRAINING_S, found.effect or SAME_LOSS * _loss(rows))
+    return {"judgement": found, "bound": found.effect, "part": part, "codec": codec, "base": base, "shown": shown}
 
 
-def _found(rows: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (row of published.csv, claim, what was found)."""
-    limit = f"at most {percent(SAME_LOSS, '{:g}')} above bf16"
+def at_ratios(folder: Path) -> Iterator[Facts]:
+    """Yield the same of each subspace."""
     for ratio in RATIOS:
-        if (found := above(rows, name("subspace", ratio))) is not None:
-            text = f"training through a subspace of 1/{ratio} of the channels keeps the loss ({limit})"
-            yield "ratio", text, _words(rows, found)
+        if (facts := loss(folder, name("subspace", ratio))) is not None:
+            yield {**facts, "ratio": ratio}
+
+
+def others(folder: Path) -> Iterator[Facts]:
+    """Yield the same of every codec that is not in the model."""
+    rows = best(experiment_tables.read_tables(folder))
     for codec in dict.fromkeys(rows.codec):
-        if family(codec) in ("topk-shared", "int2", "powersgd") and (found := above(rows, codec)) is not None:
-            bits = rows[rows.codec == codec].bits.mean()
-            text = f"{codec}, {bits:.2f} bits per value, does not keep the loss (more than 1 % above bf16)"
-            yield "others", text, _words(rows, found, against=True)
+        if family(codec) in ("topk-shared", "int2", "powersgd") and (facts := loss(folder, codec)) is not None:
+            yield {**facts, "bits": rows[rows.codec == codec].bits.mean()}
+
+
+def as_small(folder: Path) -> Iterator[Facts]:
+    """Yield how far the subspace's loss is above that of each codec of as many bytes."""
     through = name("subspace", TUNED_RATIO)
-    for codec in _near(rows):
-        if codec != through and (found := above(rows, through, codec, 0.0)) is not None:
-            yield "others", f"a subspace of 1/{TUNED_RATIO} ends below {codec} of as many bytes", _words(rows, found)
-    if (found := above(rows, name(FREE, TUNED_RATIO), through)) is not None:
-        text = f"without the constraint the same projection of 1/{TUNED_RATIO} costs more than 1 % of the loss"
-        yield "ours", text, _words(rows, found, against=True)
-    small = name("subspace", 4)
-    if (found := above(rows, small, share=SUBSPACE_COST)) is not None:
-        text = f"at a ratio of 4 the subspace costs at least {percent(SUBSPACE_COST)} of the loss"
-        yield "subspace", text, _words(rows, found, against=True)
-    if (found := above(rows, name(MAPL, 4))) is not None:
-        yield "mapl", f"at a ratio of 4 MAPL keeps the loss ({limit})", _words(rows, found)
-    if (found := above(rows, small, name(MAPL, 4), 0.0)) is not None:
-        yield "mapl", "at a ratio of 4 MAPL ends below the subspace", _words(rows, found, against=True)
-
-
-def _words(rows: Any, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-    size = found.effect or SAME_LOSS * _loss(rows)
-    return experiments.loss_words(_loss(rows), found, 2 * TRAINING_S, size, against=against)
+    for codec in _near(best(experiment_tables.read_tables(folder))):
+        if codec != through and (facts := loss(folder, through, codec, 0.0)) is not None:
+            yield facts
 
 
 # ---------------------------------------------------------------------- tables

@@ -7,23 +7,22 @@ python experiments/tah_throughput/figures.py [--results results/tah_throughput] 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
 NAME = "tah_throughput"
-COMMAND = f"python -m testbed predict {NAME}"
-SOURCE = "TAH-Quant, arXiv 2506.01352v2, Table 3 (second-hand)"
 CODECS = {"fp32": "uncompressed", "acsgd": "AQ-SGD", "tah": "TAH-Quant"}
 RATES = {"100Mbit": 100, "300Mbit": 300, "500Mbit": 500, "1Gbit": 1000}
 NEAR = 0.05
 """A published number within this share of ours holds: the table's own rows at one rate differ by more."""
-TCP = "the critical path over the pipe formula, with headers; the rest is TCP (acknowledgements, windows)"
 
 
 def cells(folder: Path) -> Any:
@@ -112,49 +111,28 @@ def table3(folder: Path) -> Any:
     return pd.DataFrame(rows)
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what was claimed and what became of it."""
+def throughput(folder: Path, codec: str, rate: str) -> Facts:
+    """Return how far ours is from the published throughput, as a share, and both."""
+    ours, said = explained(cells(folder))[codec][rate], published(folder)[codec][rate]
+    share = ours / said - 1
+    return {"value": abs(share), "share": share, "tokens": ours, "theirs": said, "name": CODECS[codec], "near": NEAR}
+
+
+def speed_ups(folder: Path) -> Iterator[Facts]:
+    """Yield at each rate how many times as fast as the uncompressed wire TAH-Quant is: with both computing alike, with
+    a baseline that computes in fp32, and as published.
+    """
     frame, said = cells(folder), published(folder)
     ours, same = explained(frame), explained(frame, same_compute=True)
-    played = int(frame.step_s.notna().sum())
-    rows = [predicted.explained(frame, COMMAND, over=f" over {played} played cells", why=TCP)]
-    for codec, rate in (
-        ("fp32", "100Mbit"),
-        ("tah", "100Mbit"),
-        ("tah", "1Gbit"),
-        ("fp32", "1Gbit"),
-        ("fp32", "300Mbit"),
-    ):
-        share = ours[codec][rate] / said[codec][rate] - 1
-        rows.append(
-            Claim(
-                claim=f"GPT2-XL, {CODECS[codec]} at {rate}/s",
-                source=SOURCE,
-                published=f"{said[codec][rate]:.0f} tokens/s",
-                ours=f"{ours[codec][rate]:.0f} tokens/s",
-                interval="exact",
-                verdict="holds" if abs(share) < NEAR else "fails",
-                why=f"{share:+.1%} with computing at 1.8 times its FLOPs' time".replace("%", " %")
-                + ("" if codec == "tah" else ", in fp32 for the baseline"),
-                command=COMMAND,
-            )
-        )
     for rate in RATES:
-        theirs, mine = said.tah[rate] / said.fp32[rate], same.tah[rate] / same.fp32[rate]
-        rows.append(
-            Claim(
-                claim=f"TAH-Quant is {theirs:.2f} times as fast as the uncompressed wire at {rate}/s",
-                source=SOURCE,
-                published=f"{theirs:.2f}x",
-                ours=f"{mine:.2f}x",
-                interval="exact",
-                verdict="holds" if mine > theirs * (1 - NEAR) else "not comparable",
-                why="ours is with both computing alike; with a baseline that computes in fp32 it is "
-                f"{ours.tah[rate] / ours.fp32[rate]:.2f}x, so what is above ours is not the codec's",
-                command=COMMAND,
-            )
-        )
-    return rows
+        theirs = said.tah[rate] / said.fp32[rate]
+        facts = {"theirs": theirs, "near": theirs * (1 - NEAR), "apart": ours.tah[rate] / ours.fp32[rate]}
+        yield {"value": same.tah[rate] / same.fp32[rate], "rate": rate, **facts}
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return what was claimed and what became of it."""
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ python experiments/varying_links/figures.py [--results results/varying_links] [-
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,15 @@ import testbed
 from testbed import results
 from testbed.metrics.statistics import IntervalEstimate, of_ratios
 from testbed.metrics.verdicts import judge_ratio
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
 NAME = "varying_links"
-COMMAND = f"python -m testbed sweep {NAME}"
 SUMMARY, STEPS = "summary.csv", "steps.csv"
 CHOICES = ("mild", "middle", "strong")
 BASELINE = "bf16"
 ADAPTIVE = "adaptive"
-PAYS = 1.1
 PAIR_S = 145.0
 """For one more seed of the links: 140 s for a live run in the guest, 5 s for a played one; measured on 2026-11-23."""
 
@@ -118,43 +118,31 @@ def _words(found: IntervalEstimate) -> str:
     return f"{found.value:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f})"
 
 
-def _claim(claim: str, found: IntervalEstimate, least: float, why: str, published: str = "") -> Claim:
-    low, high = found.interval or (found.value, found.value)
-    judged = judge_ratio(found, least)
-    return Claim(
-        claim=claim,
-        source="ours",
-        published=published,
-        ours=f"{found.value:.2f}x",
-        interval=f"{low:.2f} to {high:.2f}, 95 %, {found.n} seeds of the links",
-        verdict=judged.verdict or "not resolved",
-        why=experiments.open_words(why, judged, PAIR_S),
-        command=COMMAND,
-    )
+def faster(folder: Path, least: float, over: str = "") -> Iterator[Facts]:
+    """Yield, for each network, how many times as fast the codec that chooses trains as another; where none is named,
+    as the fastest that does not choose.
+    """
+    frame = pd.read_csv(folder / SUMMARY)
+    for network in frame.network.unique():
+        follows, stays = arms(frame, network)
+        found = ratio(frame, network, follows, over or stays)
+        low, high = found.interval or (found.value, found.value)
+        bits = frame[frame.network == network].groupby("codec").bits_per_value.mean()
+        sent = f"it sends {bits[follows]:.1f} bits per value, {stays} {bits[stays]:.1f}"
+        judged = judge_ratio(found, least)
+        yield {
+            "judgement": judged,
+            "network": network,
+            "follows": follows,
+            "stays": stays,
+            "seeds": f"{low:.2f} to {high:.2f}, 95 %, {found.n} seeds of the links",
+            "shown": experiments.open_words(sent, judged, PAIR_S),
+        }
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed here and what became of it."""
-    frame, rows = pd.read_csv(folder / SUMMARY), []
-    for network in frame.network.unique():
-        follows, stays = arms(frame, network)
-        bits = frame[frame.network == network].groupby("codec").bits_per_value.mean()
-        sent = f"it sends {bits[follows]:.1f} bits per value, {stays} {bits[stays]:.1f}"
-        rows += [
-            _claim(
-                f"Over {network}, {follows} trains at least {PAYS} times as fast as {BASELINE}",
-                ratio(frame, network, follows, BASELINE),
-                PAYS,
-                sent,
-            ),
-            _claim(
-                f"Over {network}, {follows} trains as fast as the fastest codec that does not choose, {stays}",
-                ratio(frame, network, follows, stays),
-                1.0,
-                sent,
-            ),
-        ]
-    return rows
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
