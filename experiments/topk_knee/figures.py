@@ -3,8 +3,7 @@
 python -m testbed sweep topk_knee
 python experiments/topk_knee/figures.py [--results results/topk_knee] [--output experiments/topk_knee]
 
-All else follows from the CSVs of `experiment_tables`, grid.csv (every training, those of [tune] among them) and
-published.csv.
+All else follows from the CSVs of `experiment_tables` and grid.csv (every training, those of [tune] among them).
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.records import TrainingRecord
-from testbed.report import experiment_tables, experiment_verdicts, experiments, style
+from testbed.report import claim_rows, experiment_tables, experiment_verdicts, experiments, style
 from testbed.report.canvas import Handle, canvas
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
@@ -30,7 +30,6 @@ from testbed.results import read_json
 from testbed.sweep import trainings
 
 HERE = Path(__file__).resolve().parent
-COMMAND = f"python -m testbed reproduce {HERE.name}"
 BASELINE = "bf16"
 SAME_LOSS = 0.01
 """Of bf16's loss: what "does not harm" may mean at most."""
@@ -64,27 +63,29 @@ class Losses(NamedTuple):
 
     def of(self, codec: str, column: str = WITH) -> Mapping[int, float]:
         """Return an arm's losses by seed; empty where it was not run."""
-        rows = self.seeds[self.seeds.codec == codec]
-        return dict(zip(rows.seed.tolist(), rows[column].astype(float).tolist(), strict=True))
+        rows = self.seeds[self.seeds.codec == codec].set_index("seed")
+        return dict(rows[column].astype(float).to_dict())
 
     def mean(self, codec: str, column: str = WITH) -> float:
         """Return an arm's mean loss."""
-        values = self.of(codec, column).values()
-        return sum(values) / len(values)
+        return experiments.mean_of(self.of(codec, column))
 
     @property
     def bound(self) -> float:
         """`SAME_LOSS` in nats."""
         return SAME_LOSS * self.mean(BASELINE)
 
-    def above(self, codec: str, column: str = WITH) -> Judgement | None:
-        """Judge that an arm's loss is at most the bound above bf16's; None where either was not run."""
-        ours, base = self.of(codec, column), self.of(BASELINE, column)
-        return judge("loss", ours, base, self.bound) if ours and base else None
-
-    def words(self, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-        """Return number, interval, verdict and reason of a claim; `against`: it is that the bound is exceeded."""
-        return experiments.loss_words(self.mean(BASELINE), found, 2 * TRAINING_S, against=against)
+    def above(
+        self,
+        codec: str,
+        column: str = WITH,
+        base: str = BASELINE,
+        base_column: str | None = None,
+        bound: float | None = None,
+    ) -> Judgement | None:
+        """Judge that an arm's loss is at most the bound above another's; None where either was not run."""
+        ours, than = self.of(codec, column), self.of(base, base_column or column)
+        return judge("loss", ours, than, self.bound if bound is None else bound) if ours and than else None
 
 
 def chosen(tables: Tables) -> Losses:
@@ -97,62 +98,53 @@ def chosen(tables: Tables) -> Losses:
 # ---------------------------------------------------------------------- claims
 def claims(folder: Path) -> list[Claim]:
     """Return what seeds.csv and grid.csv say of the published claims; those whose arms they lack are left out."""
+    return claim_rows.claims(globals(), folder)
+
+
+def costs(
+    folder: Path,
+    codec: str,
+    base: str = BASELINE,
+    column: str = WITH,
+    base_column: str | None = None,
+    share: float = SAME_LOSS,
+    largest: bool = False,
+) -> Facts | None:
+    """Judge an arm's loss against another's, at their best rates or at the largest of the grid, where the weights move
+    furthest, which takes two seeds; the bound is a share of bf16's.
+    """
     losses, tried = chosen(experiment_tables.read_tables(folder)), pandas.read_csv(folder / GRID)
-    table = pandas.read_csv(HERE / "published.csv").set_index("name")
-    largest = Losses(tried[tried.rate == tried.rate.max()])
-    return [
-        Claim(claim=text, source=row.source, published=row.published, command=COMMAND, **found)
-        for name, text, found in (*_found(losses), *_at_the_largest_rate(losses, largest, tried.rate.max()))
-        for row in [table.loc[name]]
-    ]
+    rate, loss = tried.rate.max(), losses.mean(BASELINE)
+    at = Losses(tried[tried.rate == rate]) if largest else losses
+    found = at.above(codec, column, base, base_column, share * loss)
+    if found is None or (largest and found.n < 2):
+        return None
+    shown = experiments.shown_words(found, loss, 2 * TRAINING_S)
+    return {"judgement": found, "bound": found.effect, "part": found.value / loss, "shown": shown, "rate": rate}
 
 
-def _found(losses: Losses) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (row of published.csv, claim, what was found) of arms at their best rates."""
-    for name, share in (("knee", KNEE), ("gpt2", 0.3)):
-        if (found := losses.above(arm("topk-shared", share))) is not None:
-            text = f"top-k of {_percent(share)} does not harm the loss (at most {_percent(SAME_LOSS)} above bf16)"
-            yield name, text, losses.words(found)
-    shared, own = (losses.of(arm(mask, KNEE)) for mask in MASKS)
-    if shared and own:
-        text = f"at {_percent(KNEE)}, gradients at positions of their own cost more than 1 % of the loss"
-        yield "masks", text, losses.words(judge("loss", own, shared, losses.bound), against=True)
+def inference(folder: Path, largest: bool = False) -> Iterator[Facts]:
+    """Yield what each kind of top-k loses when the model is evaluated without it."""
     for mask, where in MASKS.items():
-        plain = losses.of(arm(mask, KNEE))
-        kept = f"trained with {_percent(KNEE)} at {where}"
-        if plain:
-            found = judge("loss", losses.of(arm(mask, KNEE), WITHOUT), plain, losses.bound)
-            text = f"{kept}, the model loses more than 1 % when it is evaluated without top-k"
-            yield "inference", text, losses.words(found, against=True)
-        for feedback, name in FEEDBACKS.items():
-            codec = arm(mask, KNEE, feedback)
-            if name == "none" or not plain or not losses.of(codec):
+        codec = arm(mask, KNEE)
+        if facts := costs(folder, codec, codec, WITHOUT, WITH, largest=largest):
+            yield {**facts, "codec": codec, "where": where}
+
+
+def fed(folder: Path, share: float, base: str = "", column: str = WITH) -> Iterator[Facts]:
+    """Yield the loss of each kind of error feedback against another arm's, or that without feedback."""
+    losses = chosen(experiment_tables.read_tables(folder))
+    for mask, where in MASKS.items():
+        plain = arm(mask, KNEE)
+        for feedback, name in list(FEEDBACKS.items())[1:]:
+            facts = costs(folder, arm(mask, KNEE, feedback), base or plain, column, share=share)
+            control = losses.above(plain, column)
+            if facts is None or control is None:
                 continue
-            found = judge("loss", losses.of(codec), plain, -losses.bound)
-            text = f"{kept}, {name} does not lower the loss by more than 1 %"
-            words = losses.words(found, against=True)
-            if found.interval is not None and found.interval.low > 0:
-                words["why"] = f"{name} raises the loss, both at their best rates and evaluated with top-k"
-            yield "feedback", text, words
-            without, control = losses.above(codec, WITHOUT), losses.above(arm(mask, KNEE), WITHOUT)
-            assert without is not None
-            assert control is not None
-            words = losses.words(without)
-            words["why"] += f"; without {name} it is {control.value:+.3f}"
-            yield "plain", f"{kept} and {name} and evaluated without top-k, the model is as good as bf16's", words
-
-
-def _at_the_largest_rate(losses: Losses, largest: Losses, rate: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the same of arms at the largest rate of the grid, where the weights move furthest."""
-    shared, own = (arm(mask, KNEE) for mask in MASKS)
-    if len(largest.of(shared)) < 2 or len(largest.of(own)) < 2:
-        return
-    text = f"at the rate {rate:g}, gradients at positions of their own cost more than 1 % of the loss"
-    yield "masks", text, losses.words(judge("loss", largest.of(own), largest.of(shared), losses.bound), against=True)
-    for codec in (shared, own):
-        found = judge("loss", largest.of(codec, WITHOUT), largest.of(codec), losses.bound)
-        text = f"at the rate {rate:g}, a model trained with {codec} loses more than 1 % when it is evaluated without"
-        yield "inference", text, losses.words(found, against=True)
+            ends, raises = facts["judgement"].interval, facts["shown"]
+            if ends is not None and ends.low > 0:
+                raises = f"{name} raises the loss, both at their best rates and evaluated with top-k"
+            yield {**facts, "where": where, "name": name, "control": control, "raises": raises}
 
 
 # ---------------------------------------------------------------------- tables
@@ -196,16 +188,11 @@ def grid(results: Path) -> Any:
     for folder in sorted((results / trainings.FOLDER).glob("[!.]*")):
         recipe = read_json(folder / "training.json", TrainingRecord).recipe
         last = {step.phase: step.loss for step in trainings.load_training(folder)[-1]}
-        rows.append(
-            {
-                "codec": recipe.codec,
-                "rate": recipe.optimiser.learning_rate,
-                "seed": recipe.training.seed,
-                WITH: last["evaluation"],
-                WITHOUT: last["uncompressed"],
-            }
-        )
-    return pandas.DataFrame(rows).sort_values(["codec", "rate", "seed"])
+        what = (recipe.codec, recipe.optimiser.learning_rate, recipe.training.seed)
+        rows.append((*what, last["evaluation"], last["uncompressed"]))
+    return pandas.DataFrame(rows, columns=["codec", "rate", "seed", WITH, WITHOUT]).sort_values(
+        ["codec", "rate", "seed"]
+    )
 
 
 def rates_table(tables: Tables, folder: Path) -> Any:
@@ -219,7 +206,7 @@ def rates_table(tables: Tables, folder: Path) -> Any:
     for codec in _ordered(chosen(tables)):
         means = tried.loc[codec]
         best = means[WITH].idxmin()
-        row = {"codec": codec}
+        row: dict[str, str | None] = {"codec": codec}
         for rate in rates:
             said = None if rate not in means.index else f"{means[WITH][rate]:.3f}, {means[WITHOUT][rate]:.3f}"
             row[f"{rate:g}"] = f"**{said}**" if rate == best else said
@@ -235,29 +222,15 @@ def draw(tables: Tables) -> Figure:
         Line2D([], [], color=colour, marker=marker, label=f"gradient at {MASKS[mask]}")
         for mask, (colour, marker) in _LOOKS.items()
     ]
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color=style.INK,
-            marker="o",
-            mfc=style.PAPER,
-            ls=":",
-            label="evaluated without top-k",
-        )
-    )
+    hollow: Any = {"color": style.INK, "marker": "o", "mfc": style.PAPER, "ls": ":"}
+    handles.append(Line2D([], [], label="evaluated without top-k", **hollow))
     figure, (left, right) = canvas(_title(losses), 3.1, handles, _foot(tables), 2, columns=2)
     for mask, (colour, marker) in _LOOKS.items():
         for column, dash in ((WITH, "-"), (WITHOUT, ":")):
-            found = {share: losses.above(arm(mask, share), column) for share in SHARES}
-            points = [(share, one) for share, one in found.items() if one is not None]
-            _line(left, points, colour, marker, dash, filled=column == WITH)
-            points = [
-                (place, one)
-                for place, feedback in enumerate(FEEDBACKS)
-                if (one := losses.above(arm(mask, KNEE, feedback), column)) is not None
-            ]
-            _line(right, points, colour, marker, "none", filled=column == WITH)
+            shares = [(share, losses.above(arm(mask, share), column)) for share in SHARES]
+            _line(left, shares, colour, marker, dash, filled=column == WITH)
+            fed = [losses.above(arm(mask, KNEE, feedback), column) for feedback in FEEDBACKS]
+            _line(right, list(enumerate(fed)), colour, marker, "none", filled=column == WITH)
     for panel in (left, right):
         panel.axhline(0, color=style.INK, lw=0.9)
         panel.axhline(losses.bound, color=style.MUTED, lw=0.9, ls=(0, (6, 3)))
@@ -265,28 +238,24 @@ def draw(tables: Tables) -> Figure:
             f"1 % of bf16's loss, {losses.bound:.3f}", (1, losses.bound), xycoords=("axes fraction", "data"),
             xytext=(0, 2), textcoords="offset points", ha="right", size=7.5, color=style.MUTED,
         )  # fmt: skip
-    left.set_xscale("log")
+    left.set(xscale="log", xlabel="values kept by top-k", ylabel="validation loss vs bf16, nats per token")
     left.xaxis.set_major_locator(FixedLocator(SHARES))
     left.xaxis.set_minor_locator(NullLocator())
     left.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     left.set_xlim(1.2 * SHARES[0], SHARES[-1] / 1.2)
-    left.set_xlabel("values kept by top-k")
-    left.set_ylabel("validation loss vs bf16, nats per token")
     right.set_xticks(range(len(FEEDBACKS)), list(FEEDBACKS.values()))
-    right.set_xlim(-0.4, len(FEEDBACKS) - 0.6)
-    right.set_xlabel(f"error feedback, {_percent(KNEE)} kept")
+    right.set(xlim=(-0.4, len(FEEDBACKS) - 0.6), xlabel=f"error feedback, {_percent(KNEE)} kept")
     return figure
 
 
-def _line(
-    panel: Axes, points: list[tuple[float, Judgement]], colour: str, marker: str, dash: str, *, filled: bool
-) -> None:
-    if not points:
+def _line(panel: Axes, points: Any, colour: str, marker: str, dash: str, *, filled: bool) -> None:
+    known = [(x, one) for x, one in points if one is not None]
+    if not known:
         return
-    x, found = zip(*points, strict=True)
     face = colour if filled else style.PAPER
-    panel.plot(x, [one.value for one in found], color=colour, marker=marker, mfc=face, ls=dash)
-    for place, one in points:
+    values = [one.value for _, one in known]
+    panel.plot([x for x, _ in known], values, color=colour, marker=marker, mfc=face, ls=dash)
+    for place, one in known:
         if one.interval is not None:
             panel.plot([place] * 2, one.interval, color=colour, lw=1)
 
@@ -336,17 +305,14 @@ def answer(tables: Tables) -> str:
         + ("" if own is None else f", and {_difference(own)} with the gradient at positions of its own")
         + "."
     )
-    fed = {name: arm("topk-shared", KNEE, feedback) for feedback, name in FEEDBACKS.items()}
-    fed = {name: codec for name, codec in fed.items() if losses.of(codec)}
-    if len(fed) == len(FEEDBACKS):
-        costs = [", ".join(_nats(losses, codec, column) for codec in fed.values()) for column in (WITH, WITHOUT)]
+    fed = [arm("topk-shared", KNEE, feedback) for feedback in FEEDBACKS]
+    if all(losses.of(codec) for codec in fed):
+        costs = [
+            ", ".join(f"{losses.mean(codec, column) - losses.mean(BASELINE, column):+.3f}" for codec in fed)
+            for column in (WITH, WITHOUT)
+        ]
         text += f" Without error feedback, with EF and with EF21: {costs[0]}; evaluated without top-k: {costs[1]}."
     return experiments.prose(text)
-
-
-def _nats(losses: Losses, codec: str, column: str) -> str:
-    found = losses.above(codec, column)
-    return "" if found is None else f"{found.value:+.3f}"
 
 
 def blocks(folder: Path) -> dict[str, str]:
