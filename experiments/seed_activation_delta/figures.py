@@ -10,7 +10,6 @@ results lack: GPT-2 small takes half an hour.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import testbed
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiment_tables, experiments, style
+from testbed.report import claim_rows, experiment_tables, experiments, style
 from testbed.report.canvas import HOLLOW_DASH, Handle, canvas
-from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 from testbed.report.collect import codec_order
 from testbed.report.numbers import percent
 from testbed.report.remarks import labelled
@@ -101,17 +101,11 @@ def moved(folder: Path) -> Any:
 def summarised(runs: Any) -> Any:
     """Return one row per arm, small models first: means over its runs, and the spread of what differs between seeds."""
     rows = runs.groupby(ARM, sort=False)
-    losses = [
-        "mean_train_loss",
-        "last_train_loss",
-        "validation_loss",
-        "uncompressed_loss",
-        "difference",
-        "train_difference",
-    ]
-    means = rows[[*losses, "mean_step_s", "step_s", "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
-    means["validation_low"], means["validation_high"] = rows.validation_loss.min(), rows.validation_loss.max()
-    means["difference_low"], means["difference_high"] = rows.difference.min(), rows.difference.max()
+    losses = ["mean_train_loss", "last_train_loss", "validation_loss", "uncompressed_loss"]
+    differences = ["difference", "train_difference"]
+    means = rows[[*losses, *differences, "mean_step_s", "step_s", "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
+    for name, column in (("validation", rows.validation_loss), ("difference", rows.difference)):
+        means[f"{name}_low"], means[f"{name}_high"] = column.min(), column.max()
     means["seeds"], means["steps"], means["certified"] = rows.seed.nunique(), rows.steps.first(), rows.certified.all()
     means = means.reset_index()
     sizes = [*models.SIZES, *models.MADE]
@@ -262,15 +256,10 @@ def redundancy_table(ratios: Any) -> Any:
 
 
 # ------------------------------------------------------------------ figures
-def legend_of(codecs: list[str], runs: Any, *, bars: bool = False) -> list[Handle]:
-    """Return one entry per codec, and what hollow means where something is."""
+def legend_of(codecs: list[str], runs: Any) -> list[Handle]:
+    """Return a patch for each codec, and what hollow means where something is."""
     looks = style.looks(codecs)
-    handles: list[Handle] = [
-        Patch(facecolor=look.colour, label=labelled(codec))
-        if bars
-        else Line2D([], [], color=look.colour, ls=look.dash, marker=look.marker, label=labelled(codec))
-        for codec, look in ((codec, looks[codec]) for codec in codecs)
-    ]
+    handles: list[Handle] = [Patch(facecolor=looks[codec].colour, label=labelled(codec)) for codec in codecs]
     if not runs.certified.all():
         handles.append(Patch(facecolor="none", edgecolor=style.INK, ls=HOLLOW_DASH, label="hollow: not certified"))
     return handles
@@ -345,7 +334,7 @@ def time_figure(arms: Any) -> Figure:
     codecs, looks = sorted(set(ours.codec), key=codec_order), style.looks(arms.codec)
     title, height = _quarter(ours), 0.23 * (len(ours) + 2)
     words = TIME_WORDS.format(steps=ours.steps.iloc[0])
-    figure, (left, right) = canvas(title, height, legend_of(codecs, ours, bars=True), words, 2, columns=2)
+    figure, (left, right) = canvas(title, height, legend_of(codecs, ours), words, 2, columns=2)
     names: list[str] = []
     hatched: dict[str, Any] = {"color": style.RULE, "hatch": "///", "edgecolor": style.MUTED}
     for row in pandas.read_csv(HERE / "published.csv").itertuples():
@@ -442,163 +431,63 @@ def redundancy_figure(ratios: Any) -> Figure:
 
 
 # ------------------------------------------------------------------ from the CSVs alone
-DELTA, AS_PUBLISHED, INT8, OPEN = "delta-int8", "fwd=delta-int8, bwd=fp32", "int8", "delta-open(int8)"
-CLOSED_4, OPEN_4 = "delta(int4)", "delta-open(int4)"
-SHAPED, SHAPED_BPS = "consumer-80mbps", 80e6
+DELTA = "delta-int8"
+CLOSED_4 = "delta(int4)"
 SOURCE = "Bedoya and Zhang, activation delta, as in published.csv (second-hand)"
-COMMAND = f"python -m testbed reproduce {HERE.name}"
-SAME_LOSS = 0.01
-"""Of fp32's loss: what "the same loss" may mean at most."""
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what the CSVs of a folder say of the claims; those whose arms they lack are left out."""
-    arms = pandas.read_csv(folder / "summary.csv")
-    theirs = pandas.read_csv(HERE / "published.csv")
-    large, small, _ = split(arms)
-    made = [*_bytes(_arms(large, FRESH), theirs), *_times(large, theirs), *_losses(large, theirs)]
-    runs = learned_runs(folder)
-    if len(runs) and runs.model.iloc[0] in models.MADE:
-        made += _finetuned(runs, theirs)
-    made += _longer(folder, _arms(small, FRESH), small.model.iloc[0])
-    if (path := folder / "redundancy.csv").is_file():
-        made += _premise(pandas.read_csv(path))
-    return made
+    return claim_rows.claims(globals(), folder)
 
 
-def _arms(arms: Any, batches: str, profile: str = UNSHAPED) -> Any:
+def _theirs() -> list[Any]:
+    return list(pandas.read_csv(HERE / "published.csv").itertuples())
+
+
+def _arms(folder: Path, batches: str = FRESH, profile: str = UNSHAPED, size: int = 0) -> Any:
+    """Return the arms of the largest model that began with random weights, or of the smallest (1)."""
+    arms = split(pandas.read_csv(folder / "summary.csv"))[size]
     return arms[(arms.batches == batches) & (arms.profile == profile)].set_index("codec")
 
 
-def _bytes(arms: Any, theirs: Any) -> Iterator[Claim]:
-    if not {BASELINE, INT8, AS_PUBLISHED} <= set(arms.index):
-        return
-    base, delta, plain = arms.loc[BASELINE], arms.loc[AS_PUBLISHED], arms.loc[INT8]
-    saved = 1 - delta.forward_mb / base.forward_mb
-    yield Claim(
-        claim="activation delta as int8 sends 75 % fewer bytes of activations than fp32",
-        source=SOURCE,
-        published=f"{theirs.forward_mb.iloc[0]} MB to {theirs.forward_mb.iloc[1]} MB in 20 steps",
-        ours=f"{base.forward_mb:.2f} MB to {delta.forward_mb:.2f} MB: {percent(saved)} fewer",
-        interval=EXACT,
-        verdict="holds" if abs(saved - 0.75) < _ABOUT else "fails",
-        why="counted; both directions together, with the gradients in fp32 as published: "
-        f"{percent(1 - delta.both_mb / base.both_mb)}",
-        command=COMMAND,
-    )
-    less = 1 - delta.forward_mb / plain.forward_mb
-    yield Claim(
-        claim="sending differences is what saves bytes: plain int8 sends more",
-        source=SOURCE,
-        published='"instead of sending the full activations, we only send the difference"',
-        ours=f"{percent(less)} fewer bytes than plain int8",
-        interval=EXACT,
-        verdict="holds" if less > _ABOUT else "fails",
-        why="a difference has as many values as the tensor",
-        command=COMMAND,
-    )
+def arms_of(folder: Path, batches: str = FRESH, **codecs: str) -> Facts | None:
+    """Return arms of the largest model by name, and as what share fewer bytes `ours` sends than `base`."""
+    arms = _arms(folder, batches)
+    if not {*codecs.values()} <= set(arms.index):
+        return None
+    rows = {name: arms.loc[codec] for name, codec in codecs.items()}
+    ours, base, taken = rows["ours"], rows["base"], format_duration(arms.total_s[[*codecs.values()]].sum())
+    fewer = {"value": 1 - ours.forward_mb / base.forward_mb, "both": 1 - ours.both_mb / base.both_mb}
+    return {"theirs": _theirs(), "taken": taken, **rows, **fewer}
 
 
-def _times(large: Any, theirs: Any) -> Iterator[Claim]:
-    fresh, shaped = _arms(large, FRESH), _arms(large, FRESH, SHAPED)
-    gains = [
-        arms.loc[BASELINE].mean_step_s / arms.loc[codec].mean_step_s
-        for arms in (fresh, shaped)
-        for codec in (DELTA, AS_PUBLISHED)
-        if {BASELINE, codec} <= set(arms.index)
-    ]
-    if len(gains) < 4:
-        return
-    base = shaped.loc[BASELINE]
-    bytes_s = base.wire_mb / base.steps * MB * 8 / SHAPED_BPS
-    most = 1 + bytes_s / fresh.loc[BASELINE].mean_step_s
-    wanted = theirs.mean_step_s.iloc[0] / theirs.mean_step_s.iloc[1]
-    yield Claim(
-        claim=f"activation delta makes a step of GPT-2 small {wanted:.2f} times as fast",
-        source=SOURCE,
-        published=f"{wanted:.2f}x, without a network",
-        ours=f"{np.mean(gains):.2f}x",
-        interval=f"{min(gains):.2f} to {max(gains):.2f}, unshaped and 80 Mbit/s, one seed",
-        verdict="fails" if most < wanted else "not resolved",
-        why=f"all of fp32's packets take {bytes_s:.2f} s of the link at 80 Mbit/s, beside "
-        f"{fresh.loc[BASELINE].mean_step_s:.2f} s of compute: sending nothing at all would make a step at most "
-        f"{most:.2f} times as fast",
-        command=COMMAND,
-    )
+def times(folder: Path, profile: str, rate_bps: float) -> Facts | None:
+    """Return how many times as fast the delta's step is; `high`: what a step would be that sends nothing."""
+    fresh, shaped, codecs = _arms(folder), _arms(folder, profile=profile), [DELTA, "fwd=delta-int8, bwd=fp32"]
+    if not all({BASELINE, *codecs} <= set(arms.index) for arms in (fresh, shaped)):
+        return None
+    gains = [arms.mean_step_s[BASELINE] / arms.mean_step_s[codec] for arms in (fresh, shaped) for codec in codecs]
+    base, compute_s, (dense, delta) = shaped.loc[BASELINE], fresh.mean_step_s[BASELINE], _theirs()
+    bytes_s = base.wire_mb / base.steps * MB * 8 / rate_bps
+    ends = {"low": min(gains), "fastest": max(gains), "high": 1 + bytes_s / compute_s}
+    seconds = {"bytes_s": bytes_s, "compute_s": compute_s}
+    return {"value": np.mean(gains), "wanted": dense.mean_step_s / delta.mean_step_s, **ends, **seconds}
 
 
-def _losses(large: Any, theirs: Any) -> Iterator[Claim]:
-    fresh, repeated = _arms(large, FRESH), _arms(large, REPEATED)
-    if {BASELINE, AS_PUBLISHED} <= set(fresh.index):
-        ours, base = fresh.loc[AS_PUBLISHED], fresh.loc[BASELINE]
-        yield Claim(
-            claim="activation delta trains random weights to a lower loss than fp32 in 20 steps",
-            source=SOURCE,
-            published=f"mean {theirs.mean_train_loss.iloc[1]:.3f} against {theirs.mean_train_loss.iloc[0]:.3f}, last "
-            f"{theirs.last_train_loss.iloc[1]:.3f} against {theirs.last_train_loss.iloc[0]:.3f}",
-            ours=f"mean {ours.mean_train_loss:.3f} against {base.mean_train_loss:.3f}, last {ours.last_train_loss:.3f} "
-            f"against {base.last_train_loss:.3f}",
-            verdict="not comparable",
-            why="weights are random here and the loss is above the unigram entropy, while 3.37 implies pretrained ones "
-            "(those are fine-tuned below); the published losses are of one batch and one run each",
-            command=COMMAND,
-        )
-    if {BASELINE, DELTA, INT8} <= set(repeated.index):
-        last, taken_s = repeated.last_train_loss, repeated.total_s[[BASELINE, DELTA, INT8]].sum()
-        yield Claim(
-            claim="GPT-2 small, random: on one batch again and again activation delta trains as fp32 does",
-            source="ours",
-            ours=f"last loss {last[DELTA]:.3f}; int8 {last[INT8]:.3f}, fp32 {last[BASELINE]:.3f}",
-            verdict="not resolved",
-            why="delta and plain int8 are alike, and both above fp32; one seed tells no spread, two"
-            f"{experiments.SEEDS_NEEDED} do: {format_duration(taken_s)} of two cores",
-            command=COMMAND,
-        )
-
-
-BELOW, ABOVE = -SAME_LOSS, SAME_LOSS
-ABOUT_LEARNED = (
-    ("the activation delta's mean training loss is 1 % below fp32's", "mean_train_loss", FRESH, DELTA, BASELINE, BELOW),
-    (
-        "the activation delta's mean training loss is 1 % below fp32's",
-        "mean_train_loss",
-        REPEATED,
-        DELTA,
-        BASELINE,
-        BELOW,
-    ),
-    ("the activation delta ends at most 1 % above fp32", "validation_loss", FRESH, DELTA, BASELINE, ABOVE),
-    ("int8 ends at most 1 % above fp32", "validation_loss", FRESH, INT8, BASELINE, ABOVE),
-    ("of 4 bits the delta ends at most 1 % above int4 itself", "validation_loss", FRESH, CLOSED_4, INT4, ABOVE),
-    ("of 4 bits a closed loop ends 1 % below an open one (control)", "validation_loss", FRESH, CLOSED_4, OPEN_4, BELOW),
-    ("the activation delta's last quarter is at most 1 % above fp32's", "late_loss", REPEATED, DELTA, BASELINE, ABOVE),
-    ("of 4 bits the delta's last quarter is 1 % below int4's", "late_loss", REPEATED, CLOSED_4, INT4, BELOW),
-)
-"""Claims about learned weights: words, what is compared, batches, codecs, and the bound as a share of fp32's loss."""
-
-
-def _finetuned(runs: Any, theirs: Any) -> Iterator[Claim]:
-    """Yield the claims of learned weights; a bound is a share of fp32's loss."""
-    published = (
-        f"mean {theirs.mean_train_loss.iloc[1]:.3f} against {theirs.mean_train_loss.iloc[0]:.3f} "
-        f"({percent(theirs.mean_train_loss.iloc[1] / theirs.mean_train_loss.iloc[0] - 1, '{:+.1f}')})"
-    )
-    for claim, column, batches, ours, base, share in ABOUT_LEARNED:
-        of = published if claim.startswith("the activation delta's mean") else ""
-        loss = float(runs[(runs.batches == batches) & (runs.codec == BASELINE)][column].mean())
-        found = compared(runs, column, share * loss, batches, ours, base)
-        if found is None:
-            continue
-        yield Claim(
-            claim=f"learned weights, {'new batches' if batches == FRESH else 'one batch again and again'}: {claim}",
-            source=SOURCE if of else "ours",
-            published=of,
-            ours=f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.2f}')})",
-            interval=experiments.interval_words(found),
-            verdict=found.verdict or "not resolved",
-            why=_bound_words(found, loss),
-            command=f"python -m testbed sweep {HERE.name} --only workload.model={runs.model.iloc[0]}",
-        )
+def finetuned(folder: Path, column: str, batches: str, ours: str, base: str, share: float) -> Facts | None:
+    """Judge a loss of learned weights; the bound is a share of fp32's loss."""
+    runs = learned_runs(folder)
+    if runs.empty or runs.model.iloc[0] not in models.MADE:
+        return None
+    loss = float(runs[(runs.batches == batches) & (runs.codec == BASELINE)][column].mean())
+    found = compared(runs, column, share * loss, batches, ours, base)
+    if found is None:
+        return None
+    dense, delta = theirs = _theirs()
+    less = delta.mean_train_loss / dense.mean_train_loss - 1
+    words = {"published_less": less, "theirs": theirs, "shown": _bound_words(found, loss)}
+    return {"judgement": found, "bound": found.effect, "part": found.value / loss, **words}
 
 
 def _bound_words(found: Judgement, loss: float) -> str:
@@ -606,73 +495,42 @@ def _bound_words(found: Judgement, loss: float) -> str:
     side = f"{abs(bound):.3f} nats {'above' if bound > 0 else 'below'}"
     if found.verdict in ("holds", "fails"):
         return f"the whole interval is on {'the claimed' if found.verdict == 'holds' else 'the other'} side of {side}"
-    if found.detectable is None:
-        return experiments.more_seeds(found, LEARNED_SEED_S)
-    least = percent(found.detectable / loss, "{:.2g}")
     more = experiments.more_seeds(found, LEARNED_SEED_S)
+    if found.detectable is None:
+        return more
+    least = percent(found.detectable / loss, "{:.2g}")
     return f"would have shown {found.detectable:.2g} nats ({least}) from {side}; {more}"
 
 
-def _longer(folder: Path, arms: Any, model: str) -> Iterator[Claim]:
-    if BASELINE not in arms.index:
-        return
-    loss = arms.loc[BASELINE].validation_loss
-    place = {"model": model, "batches": FRESH, "profile": UNSHAPED}
-    for codec, base, claim in (
-        (DELTA, BASELINE, "random weights: activation delta costs at most 1 % of the loss on new batches"),
-        (INT8, BASELINE, "random weights: int8 costs at most 1 % of the loss on new batches"),
-        (OPEN, BASELINE, "random weights: differences of 8 bits in an open loop cost more than 1 % of the loss"),
-    ):
-        found = experiments.judge_loss(
-            folder, SAME_LOSS * loss, {**place, "codec": codec}, {**place, "codec": base}, "difference"
-        )
-        if found is None:
-            continue
-        control = codec == OPEN
-        against: dict[Any, Verdict] = {"holds": "fails", "fails": "holds"}
-        yield Claim(
-            claim=claim,
-            source="ours",
-            ours=f"{found.value:+.3f} nats",
-            interval=experiments.interval_words(found),
-            verdict=(against.get(found.verdict, "not resolved") if control else found.verdict) or "not resolved",
-            why="int8's errors are too small to add up in 200 steps, so this control cannot fail; the one that can is "
-            f"delta-open(int4), fine-tuned; {experiments.NO_SEEDS}"
-            if codec == OPEN
-            else experiments.shown_words(found, loss, LONGER_SEED_S),
-            command=COMMAND,
-        )
+def longer(folder: Path, codec: str, share: float) -> Facts | None:
+    """Judge a codec's loss after the longest training of random weights; the bound is a share of fp32's loss."""
+    fresh = _arms(folder, size=1)
+    if BASELINE not in fresh.index:
+        return None
+    loss, place = fresh.validation_loss[BASELINE], {"model": fresh.model.iloc[0], "batches": FRESH, "profile": UNSHAPED}
+    ours, base = place | {"codec": codec}, place | {"codec": BASELINE}
+    found = experiments.judge_loss(folder, share * loss, ours, base, "difference")
+    if found is None:
+        return None
+    return {"judgement": found, "bound": found.effect, "shown": experiments.shown_words(found, loss, LONGER_SEED_S)}
 
 
-def _premise(ratios: Any) -> Iterator[Claim]:
-    """Yield whether there is anything to save between two steps."""
-    steps = ratios[(ratios.tensor == "X") & (ratios.gap == ratios.gap.min())]
-    names = {"a new batch each step": "new batches", "one batch, learned at each step": "one batch that repeats"}
-    for model in dict.fromkeys(steps.model):
-        weights = "learned weights" if model in models.MADE else "random weights"
-        of_model = steps[steps.model == model]
-        for batches, words in names.items():
-            rows = of_model[of_model.batches == batches]
-            late = rows if model in models.MADE else rows[rows.step > rows.step.min()]
-            if late.empty:
-                continue
-            low, high = late.norm_ratio.min(), late.norm_ratio.max()
-            yield Claim(
-                claim=f"{weights}, {words}: activations of consecutive steps are much alike: they differ by less than "
-                "half of their norm",
-                source=SOURCE if batches.startswith("a new") else "ours",
-                published="the method's premise, without a number" if batches.startswith("a new") else "",
-                ours=f"{late.norm_ratio.iloc[-1]:.3f} of the tensor's norm after {late.step.iloc[-1] + 1} steps",
-                interval=f"{low:.3f} to {high:.3f}, steps {late.step.min() + 1} to {late.step.max() + 1}, seed "
-                f"{', '.join(map(str, sorted(late.seed.unique())))}",
-                verdict="holds" if high < _HALF else "fails" if low > _HALF else "not resolved",
-                why="sqrt(2) would be two unrelated tensors"
-                + (f"; it goes by the step, so {experiments.NO_SEEDS}" if low <= _HALF <= high else ""),
-                command=COMMAND,
-            )
-
-
-_ABOUT, _HALF = 0.01, 0.5
+def premise(folder: Path, learned: bool, batches: str, half: float) -> Facts | None:
+    """Return how far the activations of consecutive steps differ, late in training, as a share of their norm."""
+    if not (path := folder / "redundancy.csv").is_file():
+        return None
+    rows = pandas.read_csv(path)
+    rows = rows[(rows.tensor == "X") & (rows.gap == rows.gap.min()) & (rows.batches == batches)]
+    rows = rows[rows.model.isin(models.MADE) == learned]
+    if not learned:
+        rows = rows[rows.step > rows.step.min()]
+    if rows.empty:
+        return None
+    ratio, steps, seeds = rows.norm_ratio, rows.step + 1, ", ".join(map(str, sorted(rows.seed.unique())))
+    low, high = ratio.min(), ratio.max()
+    unknown = f"; it goes by the step, so {experiments.NO_SEEDS}" if low <= half <= high else ""
+    words = {"first": steps.min(), "last": steps.max(), "seeds": seeds, "open": unknown}
+    return {"value": ratio.iloc[-1], "low": low, "high": high, **words}
 
 
 def blocks(folder: Path) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """Draw the figure of state_transfer and make its tables: `python experiments/state_transfer/figures.py`.
 
 This reads quality.csv, losses.csv, kinds.csv, recovery.csv and transfers.csv from the output folder, which quality.py
-and play.py write, and published.csv.
+and play.py write.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, style
-from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import markdown_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = f"python -m testbed reproduce {HERE.name}"
 HARMLESS = 0.01
 """Nats that a restored state may be worse by, to count as unharmed."""
 NAMES = {
@@ -80,6 +80,15 @@ class Measured(NamedTuple):
         """Return a state's codecs, in order."""
         return [codec for codec in state.STATES[name].arms if codec in set(self.quality.codec[self._of(name)])]
 
+    @property
+    def whole(self) -> list[str]:
+        """Return the whole states that were measured."""
+        return [name for name in WHOLE if name in self.states]
+
+    def unharmed(self, name: str, bound: float = HARMLESS) -> list[str]:
+        """Return the codecs through which a state loses at most so many nats."""
+        return [codec for codec in self.codecs(name) if self.harm(name, codec, bound).verdict == "holds"]
+
     def _of(self, name: str) -> Any:
         return self.quality.state == name
 
@@ -94,12 +103,9 @@ class Measured(NamedTuple):
 
     def harm(self, name: str, codec: str, bound: float = HARMLESS) -> Judgement:
         """Judge that the restored state is worse by at most a bound, over held-out sequences."""
-        ours, base = (self._losses(name, each) for each in (codec, "fp32"))
+        rows = self.losses[self.losses.state == name].set_index("sequence")
+        ours, base = (rows.loss[rows.codec == each].to_dict() for each in (codec, "fp32"))
         return judge("loss", ours, base, bound)
-
-    def _losses(self, name: str, codec: str) -> Mapping[int, float]:
-        rows = self.losses[(self.losses.state == name) & (self.losses.codec == codec)]
-        return dict(zip(rows.sequence, rows.loss, strict=True))
 
     def transfer(self, name: str, codec: str, mbps: int) -> Any:
         """Return a row of transfers.csv; None where it was not played."""
@@ -116,13 +122,6 @@ class Measured(NamedTuple):
 def measured(folder: Path) -> Measured:
     """Read the tables."""
     return Measured(*(pandas.read_csv(folder / f"{name}.csv") for name in ("quality", "losses", "transfers")))
-
-
-def interval(found: Judgement) -> str:
-    """Return a judgement's interval, whose observations are sequences."""
-    if found.interval is None:
-        return "one sequence"
-    return f"{found.interval.low:+.4f} to {found.interval.high:+.4f}, 95 %, {found.n} sequences"
 
 
 # ------------------------------------------------------------------ tables
@@ -154,11 +153,11 @@ def transfers_table(all_: Measured) -> str:
 def entropy_table(all_: Measured) -> str:
     """Return what entropy coders make of the codes, beside the entropy."""
     rows = []
-    for name in WHOLE:
+    for name in all_.whole:
         for width in state.WIDTHS:
             codes, packed, _ = state.chain(width)
             one, _ = state.one_step(width)
-            if name not in all_.states or not {codes, packed} <= set(all_.codecs(name)):
+            if not {codes, packed} <= set(all_.codecs(name)):
                 continue
             values = all_.row(name, codes)["values"]
             bits = [8 * all_.row(name, codec).payload_bytes / values for codec in (codes, packed)]
@@ -208,9 +207,7 @@ def recovery(folder: Path, codec: str, bound: float = HARMLESS) -> Judgement | N
         return None
     rows = pandas.read_csv(folder / "recovery.csv")
     rows = rows[rows.step == rows.step.max()]
-    ours, base = (
-        dict(zip(part.seed, part.loss, strict=True)) for part in (rows[rows.codec == codec], rows[rows.codec == "fp32"])
-    )
+    ours, base = (rows[rows.codec == each].set_index("seed").loss.to_dict() for each in (codec, "fp32"))
     return judge("loss", ours, base, bound) if ours and base else None
 
 
@@ -222,162 +219,109 @@ def recovery_table(folder: Path, all_: Measured) -> str:
         found = recovery(folder, codec)
         if found is not None and found.interval is not None:
             harm = all_.harm(name, codec)
-            rows.append([f"`{codec}`", f"{harm.value:+.4f}", f"{found.value:+.4f}", interval_of_seeds(found)])
+            ends = f"{found.interval.low:+.4f} to {found.interval.high:+.4f}"
+            rows.append([f"`{codec}`", f"{harm.value:+.4f}", f"{found.value:+.4f}", ends])
     headings = ["codec", "loss on arrival", "after the steps", "95 %"]
     return markdown_table(headings, rows, right=headings[1:])
-
-
-def interval_of_seeds(found: Judgement) -> str:
-    """Return the interval over seeds."""
-    return "one seed" if found.interval is None else f"{found.interval.low:+.4f} to {found.interval.high:+.4f}"
 
 
 # ------------------------------------------------------------------ claims
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of such transfers, and what became of it."""
+    return claim_rows.claims(globals(), folder)
+
+
+def shortest(folder: Path, transform: str, harmless: float) -> Iterator[Facts]:
+    """Yield of each whole state the shortest codec with a part that loses at most so many nats."""
     all_ = measured(folder)
-    published = pandas.read_csv(HERE / "published.csv").set_index("name")
-    rows: list[Claim] = []
-
-    def add(claim: str, ours: str, interval: str, verdict: Verdict, why: str, paper: str = "") -> None:
-        source = published.loc[paper].source if paper else "ours"
-        number = str(published.loc[paper].published) if paper else ""
-        rows.append(
-            Claim(
-                claim=claim, source=source, published=number, ours=ours, interval=interval, verdict=verdict, why=why,
-                command=COMMAND,
-            )
-        )  # fmt: skip
-
-    for name in (each for each in WHOLE if each in all_.states):
-        of = f"({NAMES[name]})"
-        chain = state.chain("int8")[-1]
-        unharmed = [
-            codec for codec in all_.codecs(name) if "haar(int" in codec and all_.harm(name, codec).verdict == "holds"
-        ]
-        if unharmed:
-            best = max(unharmed, key=lambda codec: all_.ratio(name, codec))
-            add(
-                f"transform, ranges and an entropy coder make a state 21.8 to 28.3 times shorter {of}",
-                f"{all_.ratio(name, best):.2f} times shorter than fp32", EXACT, "not comparable",
-                f"with at most {HARMLESS:g} nats lost, through {best}; theirs are 3D Gaussians, of which some are left "
-                "out and most values are indices of a codebook",
-                "ratio",
-            )  # fmt: skip
-        found = all_.harm(name, chain)
-        add(
-            f"through the chain at 8 bits a state loses at most {HARMLESS:g} nats {of}",
-            f"{found.value:+.4f} nats", interval(found), found.verdict or "not resolved",
-            f"{all_.ratio(name, chain):.2f} times shorter than fp32",
-            "quality",
-        )  # fmt: skip
-        longer = [
-            all_.row(name, with_).payload_bytes / all_.row(name, without).payload_bytes - 1
-            for _, without, with_ in map(state.chain, state.WIDTHS)
-            if {without, with_} <= set(all_.codecs(name))
-        ]
-        add(
-            f"the transform makes a state's codes shorter {of}",
-            f"{100 * float(np.mean(longer)):+.1f} % bytes", f"{100 * min(longer):+.1f} to {100 * max(longer):+.1f} % "
-            f"over {len(longer)} widths", _all(np.array(longer) < 0),
-            f"{_some(_all(np.array(longer) < 0), 'width')}neighbouring rows of a weight are not alike, and each run "
-            "has a range of its own, which uses all codes",
-        )  # fmt: skip
-        saved = [
-            1 - all_.row(name, packed_).payload_bytes / all_.row(name, codes).payload_bytes
-            for codes, packed_, _ in map(state.chain, state.WIDTHS)
-            if {codes, packed_} <= set(all_.codecs(name))
-        ]
-        add(
-            f"an entropy coder makes codes with a range for each run 10 % shorter {of}",
-            f"{100 * float(np.mean(saved)):.1f} % shorter",
-            f"{100 * min(saved):.1f} to {100 * max(saved):.1f} % over {len(saved)} widths",
-            _all(np.array(saved) >= 0.1),
-            f"{_some(_all(np.array(saved) >= 0.1), 'width')}ranges make values of all sizes look alike: few codes are "
-            "rarer than others",
-        )  # fmt: skip
-        if (gain := at_equal_error(all_, name)) is not None:
-            add(
-                f"at the error of 4-bit ranges, one step and Huffman codes take fewer bytes than ranges and zstd {of}",
-                f"{100 * gain:+.1f} % bytes", EXACT, "holds" if gain < 0 else "fails",
-                "bytes between the steps that were measured, in the logarithm of the error",
-            )  # fmt: skip
-    for mbps in (SLOW, FAST):
-        if (fitted := line(all_, mbps)) is not None:
-            begin, slope, off = fitted
-            add(
-                f"at {mbps} Mbit/s a transfer of 1 MB or more takes a constant and its bytes over the rate, within 2 %",
-                f"{1000 * begin:.0f} ms and {slope:.3f} times bytes over rate; at most {100 * off:.1f} % from the line",
-                EXACT, "holds" if abs(slope - 1) <= 0.02 and off <= 0.02 else "fails",
-                "headers counted; the constant is TCP's slow start, within which shorter ones end",
-            )  # fmt: skip
-    for model in [
-        name for name in BOUNDARIES if not at_boundaries(folder, name, "forward", state.chain("int4")[1]).empty
-    ]:
-        _, plain, transformed = (at_boundaries(folder, model, "forward", codec) for codec in state.chain("int4"))
-        less = 1 - transformed.error.to_numpy() / plain.error.to_numpy()
-        more = transformed.bits.mean() / plain.bits.mean() - 1
-        add(
-            f"the transform lowers the error of 4-bit codes of activations by a tenth ({BOUNDARIES[model]})",
-            f"{100 * less.mean():.0f} % less error", f"{100 * less.min():.0f} to {100 * less.max():.0f} % over "
-            f"{len(less)} boundaries", _all(less >= 0.1),
-            f"{_some(_all(less >= 0.1), 'boundary')}for {100 * more:+.1f} % bits; a channel's mean over the tokens "
-            "goes apart",
-        )  # fmt: skip
-    for width in state.WIDTHS[2:]:
-        if (found_ := recovery(folder, state.chain(width)[1])) is not None:
-            add(
-                f"after 10 steps of training on, a state that was sent with {width} is within {HARMLESS:g} nats of one "
-                "that was sent whole",
-                f"{found_.value:+.4f} nats", experiments.interval_words(found_), found_.verdict or "not resolved",
-                experiments.shown_words(found_, 4.65, experiments.takes_s(HERE, "quality.py", found_.n)),
-            )  # fmt: skip
-    return rows
+    for name in all_.whole:
+        free = [codec for codec in all_.unharmed(name, harmless) if transform in codec]
+        if free:
+            best = max(free, key=lambda codec: all_.ratio(name, codec))
+            yield {"state": NAMES[name], "value": all_.ratio(name, best), "codec": best}
 
 
-def line(all_: Measured, mbps: int) -> tuple[float, float, float] | None:
-    """Return the constant (s) and the slope of seconds over the ideal of the links as formulas, by least squares, and
-    how far the worst transfer is from that line, as a share; None where there are too few.
+def harmed(folder: Path, width: str, harmless: float) -> Iterator[Facts]:
+    """Yield what each whole state loses through the chain."""
+    all_, chain = measured(folder), state.chain(width)[-1]
+    for name in all_.whole:
+        found = all_.harm(name, chain, harmless)
+        yield {"state": NAMES[name], "judgement": found, "ratio": all_.ratio(name, chain)}
+
+
+def longer(folder: Path, link: int, bound: float) -> Iterator[Facts]:
+    """Yield how many per cent more bytes a link of the chain makes of each whole state than the one before, over the
+    widths.
     """
-    rows = all_.transfers[(all_.transfers.mbps == mbps) & (all_.transfers.payload_bytes >= 1_000_000)]
+    all_ = measured(folder)
+    for name in all_.whole:
+        pairs = [state.chain(width)[link - 1 : link + 1] for width in state.WIDTHS]
+        there = [pair for pair in pairs if {*pair} <= set(all_.codecs(name))]
+        sizes = np.array([[all_.row(name, codec).payload_bytes for codec in pair] for pair in there])
+        facts = _spread(100 * (sizes[:, 1] / sizes[:, 0] - 1), bound, "width")
+        less = {"shorter": -facts["value"], "least": -facts["high"], "most": -facts["low"]}
+        yield {"state": NAMES[name], **facts, **less}
+
+
+def _spread(values: Any, bound: float, of: str) -> Facts:
+    """Return mean, least and most of values, and whether some are on either side of the bound."""
+    low, high = values.min(), values.max()
+    some = f"it goes by the {of}, so {experiments.NO_SEEDS}; " if low < bound <= high else ""
+    return {"value": values.mean(), "low": low, "high": high, "n": len(values), "some": some}
+
+
+def less_error(folder: Path, width: str, bound: float) -> Iterator[Facts]:
+    """Yield by how many per cent the transform lowers the error of each model's activations, over its boundaries."""
+    for model, name in BOUNDARIES.items():
+        _, plain, transformed = (at_boundaries(folder, model, "forward", codec) for codec in state.chain(width))
+        if not plain.empty:
+            less = 100 * (1 - transformed.error.to_numpy() / plain.error.to_numpy())
+            more = transformed.bits.mean() / plain.bits.mean() - 1
+            yield {"model": name, "more": more, **_spread(less, bound, "boundary")}
+
+
+def recovered(folder: Path, width: str, harmless: float) -> Facts | None:
+    """Return what a state that was sent with so many bits is worse by after some training, over seeds."""
+    found = recovery(folder, state.chain(width)[1], harmless)
+    if found is None:
+        return None
+    seed_s = experiments.takes_s(HERE, "quality.py", found.n)
+    return {"judgement": found, "shown": experiments.shown_words(found, 4.65, seed_s)}
+
+
+def line(folder: Path, mbps: int) -> Facts | None:
+    """Return the constant and the slope of seconds over the ideal of the links as formulas, by least squares, how far
+    the worst transfer is from that line, as a share, and the larger of both departures; None where there are too few.
+    """
+    rows = measured(folder).transfers
+    rows = rows[(rows.mbps == mbps) & (rows.payload_bytes >= 1_000_000)]
     if len(rows) < 5:
         return None
     slope, begin = np.polyfit(rows.ideal_s, rows.seconds, 1, w=1 / rows.seconds)
-    return float(begin), float(slope), float(np.abs((begin + slope * rows.ideal_s) / rows.seconds - 1).max())
+    off = np.abs((begin + slope * rows.ideal_s) / rows.seconds - 1).max()
+    return {"value": max(abs(slope - 1), off), "begin_ms": 1000 * begin, "slope": slope, "off": off}
 
 
-def _all(there: Any) -> Verdict:
-    return "holds" if bool(np.all(there)) else "fails" if not bool(np.any(there)) else "not resolved"
-
-
-def _some(verdict: Verdict, of: str) -> str:
-    """Say of what is not resolved that it is so of some and not of others."""
-    return f"it goes by the {of}, so {experiments.NO_SEEDS}; " if verdict == "not resolved" else ""
-
-
-def at_equal_error(all_: Measured, name: str) -> float | None:
-    """Return how many more bytes one step takes than ranges at 4 bits, at that error; None where it lies outside."""
-    if state.chain("int4")[1] not in all_.codecs(name):
-        return None
-    target = all_.row(name, state.chain("int4")[1])
-    known = sorted(
-        (float(all_.row(name, one).error), float(all_.row(name, one).payload_bytes))
-        for one in (state.one_step(width)[0] for width in state.WIDTHS)
-        if one in all_.codecs(name)
-    )
-    errors, sizes = zip(*known, strict=True)
-    if not errors[0] <= target.error <= errors[-1]:
-        return None
-    return float(np.interp(np.log(target.error), np.log(errors), sizes) / target.payload_bytes - 1)
+def at_equal_error(folder: Path) -> Iterator[Facts]:
+    """Yield how many per cent more bytes one step takes than ranges at 4 bits, at that error, where it was reached."""
+    all_, ranges = measured(folder), state.chain("int4")[1]
+    for name in all_.whole:
+        if ranges not in all_.codecs(name):
+            continue
+        target, steps = all_.row(name, ranges), [state.one_step(width)[0] for width in state.WIDTHS]
+        known = [all_.row(name, one) for one in steps if one in all_.codecs(name)]
+        errors, sizes = zip(*sorted((row.error, row.payload_bytes) for row in known), strict=True)
+        if errors[0] <= target.error <= errors[-1]:
+            bytes_ = np.interp(np.log(target.error), np.log(errors), sizes)
+            yield {"state": NAMES[name], "value": 100 * (bytes_ / target.payload_bytes - 1)}
 
 
 # ------------------------------------------------------------------ words
 def answer(folder: Path) -> str:
     """Return the answer in three lines; the tables have every number."""
     all_, parts = measured(folder), []
-    for name in (each for each in WHOLE if each in all_.states):
-        free = [codec for codec in all_.codecs(name) if all_.harm(name, codec).verdict == "holds"]
-        best = max(free, key=lambda codec: all_.ratio(name, codec))
+    for name in all_.whole:
+        best = max(all_.unharmed(name), key=lambda codec: all_.ratio(name, codec))
         _, plain, chain = state.chain("int8")
         fp32, whole, short, least = (
             f"{all_.seconds(name, codec, SLOW):.1f} s" for codec in ("fp32", chain, plain, best)

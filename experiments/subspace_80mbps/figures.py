@@ -24,9 +24,9 @@ from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
-from testbed.metrics.verdicts import Judgement
-from testbed.report import canvas, experiment_tables, experiments, style
-from testbed.report.claims import Claim, Verdict, claims_table
+from testbed.report import canvas, claim_rows, experiment_tables, experiments, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import percent
 from testbed.results import Run
 from testbed.spec import Cell
@@ -78,12 +78,8 @@ def matched(results: Path, runs: Any) -> Matched | None:
     parts = first["pipeline.microbatches"]
     forward_s = steps[steps.measured].groupby("stage").forward_s.median() / parts
     messages = 2 * (first["pipeline.stages"] - 1) * parts
-    return Matched(
-        float(first.raw_bytes_per_step / messages),
-        float(first.up_rate_bps),
-        float(forward_s.mean()),
-        float(forward_s.max()),
-    )
+    numbers = (first.raw_bytes_per_step / messages, first.up_rate_bps, forward_s.mean(), forward_s.max())
+    return Matched(*map(float, numbers))
 
 
 def learned_parameters(cell: Cell) -> int:
@@ -264,18 +260,11 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
         f"Training through 8 times fewer bytes over a slow link ({main})", 3.6, legend, foot, 2, columns=2
     )
     for (codec, profile), arm in shown.groupby(_ARM):
-        for axes, by_time in ((time, True), (steps, False)):
-            _line(
-                axes,
-                curves[curves.cell_id.isin(arm.cell_id)],
-                looks[codec],
-                profile,
-                bool(arm.certified.all()),
-                by_time=by_time,
-            )
+        own, certified = curves[curves.cell_id.isin(arm.cell_id)], bool(arm.certified.all())
+        for axes in (time, steps):
+            _line(axes, own, looks[codec], profile, certified, by_time=axes is time)
     for axes, what in ((time, "training time, s (evaluations left out)"), (steps, "optimiser steps (equal tokens)")):
-        axes.set_xlabel(what)
-        axes.set_ylabel("validation loss, nats per token")
+        axes.set(xlabel=what, ylabel="validation loss, nats per token")
     time.set_xscale("log")
     time.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     time.xaxis.set_major_formatter(ScalarFormatter())
@@ -314,16 +303,8 @@ def _leave_out(*panels: Axes, runs: Any, curves: Any, looks: Mapping[str, style.
     for axes in panels:
         axes.set_ylim(wide.loss.min() - margin, top)
         for line, (codec, loss) in enumerate(ended[ended > top].items()):
-            words = f"{codec}\nleaves: {loss:.1f} at the end"
-            axes.text(
-                0.98,
-                0.98 - 0.1 * line,
-                words,
-                transform=axes.transAxes,
-                ha="right",
-                va="top",
-                color=looks[codec].colour,
-            )
+            at = {"transform": axes.transAxes, "ha": "right", "va": "top", "color": looks[codec].colour}
+            axes.text(0.98, 0.98 - 0.1 * line, f"{codec}\nleaves: {loss:.1f} at the end", None, **at)
 
 
 def _model(runs: Any) -> str:
@@ -334,137 +315,58 @@ def _model(runs: Any) -> str:
 
 # ------------------------------------------------------------------ from the CSVs alone
 SSN, CONTROL = "subspace(inner=fp32)", "subspace-free(inner=fp32)"
-PAPER = "Ramasinghe et al., Protocol Models, arXiv 2506.01260, abstract"
-COMMAND = f"python -m testbed reproduce {NAME}"
-SIGNED = "{:+.1f}"
-FAILING = {
-    "topk(0.1875, sample)": "top-k with masks of its own for the gradient",
-    "int4(group=64)": "quantisation (int4)",
-    "powersgd(21)": "low rank (PowerSGD)",
-}
-"""Of as many bytes as the subspace, said to fail."""
 TRAINING_S = 2 * 4800 / 69
 """Of one core, for one training over its links: 69 runs took 1 h 20 min on 2 cores."""
-SAME_LOSS = 0.01
-"""Of fp32's loss: what "the same loss" may mean at most."""
-
-
-def _against_fp32(folder: Path, codec: str, bound: float) -> Judgement | None:
-    ours, base = ({"codec": name, "profile": SCALED} for name in (codec, BASELINE))
-    return experiments.judge_loss(folder, bound, ours, base, "loss_less_fp32")
 
 
 def claims(folder: Path) -> list[Claim]:
-    """Return what summary.csv says of the claims; those whose arms it lacks are left out."""
+    """Return what the CSVs say of the claims; those whose arms they lack are left out."""
+    return claim_rows.claims(globals(), folder)
+
+
+def _scaled(folder: Path) -> Any:
     table = pd.read_csv(folder / "summary.csv")
-    scaled = table[table.profile == SCALED].set_index("codec")
-    if BASELINE not in scaled.index or SSN not in scaled.index:
-        return []
-    base, ssn = scaled.loc[BASELINE], scaled.loc[SSN]
-    bound = SAME_LOSS * base.loss
-    made = []
-    if (found := _against_fp32(folder, SSN, bound)) is not None:
-        made += [_same_loss(found, base.loss), *([_mapl(found, base.loss)] if found.interval else [])]
-    made += _speed(ssn)
-    for codec, name in FAILING.items():
-        if (found := _against_fp32(folder, codec, bound)) is not None:
-            made.append(_fails_at_same_ratio(found, name, base.loss))
-    if CONTROL in scaled.index:
-        made.append(_constraint(ssn, scaled.loc[CONTROL]))
-    return made
+    return table[table.profile == SCALED].set_index("codec")
 
 
-def _same_loss(found: Judgement, loss: float) -> Claim:
-    return Claim(
-        claim="through a subspace, with an eighth of the bytes, the loss after equal steps is fp32's (at most "
-        f"{percent(SAME_LOSS, '{:g}')} above)",
-        source=PAPER,
-        published="up to 99 % compression with no convergence degradation",
-        ours=f"{found.value:+.3f} nats ({percent(found.value / loss, SIGNED)})",
-        interval=experiments.interval_words(found),
-        verdict=found.verdict or "not resolved",
-        why=experiments.shown_words(found, loss, 2 * TRAINING_S),
-        command=COMMAND,
-    )
+def against_fp32(folder: Path, codec: str, share: float) -> Facts | None:
+    """Judge a codec's loss over the scaled link; the bound is a share of fp32's."""
+    scaled = _scaled(folder)
+    if BASELINE not in scaled.index:
+        return None
+    loss = scaled.loss[BASELINE]
+    ours, base = ({"codec": name, "profile": SCALED} for name in (codec, BASELINE))
+    found = experiments.judge_loss(folder, share * loss, ours, base, "loss_less_fp32")
+    if found is None:
+        return None
+    ends = " to ".join(percent(end / loss, "{:+.1f}") for end in found.interval or ())
+    words = {
+        "parts": f"{ends}, 95 %, {found.n} seeds" if ends else found.interval_words,
+        "shown": experiments.shown_words(found, loss, 2 * TRAINING_S),
+    }
+    return {"judgement": found, "bound": found.effect, "part": found.value / loss, **words}
 
 
-def _mapl(found: Judgement, loss: float) -> Claim:
-    low, high = found.interval or (math.nan, math.nan)
-    return Claim(
-        claim="training through a subspace costs 8 to 15 % of the loss at equal tokens",
-        source="Janson et al., MAPL, arXiv 2606.05484, tables (second-hand)",
-        published="+8.4 % (150 M parameters, 4x), +13.9 % (1 B, 8x)",
-        ours=percent(found.value / loss, SIGNED),
-        interval=f"{percent(low / loss, SIGNED)} to {percent(high / loss, SIGNED)}, 95 %, {found.n} seeds",
-        verdict="not comparable",
-        why="2 M parameters after 328 thousand tokens, where such a cost may not show yet; theirs are 75 and more "
-        "times larger and trained far longer",
-        command=COMMAND,
-    )
+def over_the_link(folder: Path, codec: str, known: str) -> Facts | None:
+    """Return a codec's row of summary.csv over the scaled link, where that column is known."""
+    scaled = _scaled(folder)
+    if codec not in scaled.index or math.isnan(scaled[known][codec]):
+        return None
+    return {"ours": scaled.loc[codec]}
 
 
-def _speed(ssn: Any) -> list[Claim]:
-    made = []
-    if not math.isnan(ssn.step_of_unshaped):
-        made.append(
-            Claim(
-                claim="over 80 Mbit/s (here 16 Mbit/s, for a smaller model) a step takes as long as in a datacenter",
-                source=PAPER,
-                published="as at 100 Gbit/s, with 100 times fewer bytes",
-                ours=f"{ssn.step_of_unshaped:.2f}x as long, with 8 times fewer",
-                interval="",
-                verdict="not comparable",
-                why="a hundredth of 128 channels is one number, so an eighth was sent, and the wire is still slower "
-                "than the compute",
-                command=COMMAND,
-            )
-        )
-    if not math.isnan(ssn.steps_factor_half):
-        made.append(
-            Claim(
-                claim="the subspace needs more steps to the same loss, which eats part of the faster step",
-                source="ProtocolNanoGPT's records, 204 M parameters, loss 3.276 (second-hand)",
-                published="3.12x the steps, 5.05x faster steps, 1.62x net",
-                ours=f"{ssn.steps_factor_half:.2f}x the steps to {ssn.target_half:.3f}, {ssn.speed_up:.2f}x faster "
-                f"steps, {ssn.net_speed_up_half:.2f}x net against fp32",
-                verdict="not comparable",
-                why="a hundred times fewer parameters, 8 times fewer bytes and not 6.4, and a loss that is far from "
-                "converged; fp32 and not bf16 is the baseline, which doubles the ratio",
-                command=COMMAND,
-            )
-        )
-    return made
-
-
-def _fails_at_same_ratio(found: Judgement, name: str, loss: float) -> Claim:
-    verdicts: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
-    return Claim(
-        claim=f"{name} at the ratio of the subspace (8 here) does not keep fp32's loss",
-        source="Protocol Models, arXiv 2506.01260, body (second-hand)",
-        published="fails at a ratio of 100",
-        ours=f"{found.value:+.3f} nats",
-        interval=experiments.interval_words(found),
-        verdict=verdicts.get(found.verdict or "", "not resolved"),
-        why=experiments.shown_words(found, loss, 2 * TRAINING_S),
-        command=COMMAND,
-    )
-
-
-def _constraint(ssn: Any, control: Any) -> Claim:
-    same_rate = ssn.learning_rate == control.learning_rate
-    low, high = control.loss_low - ssn.loss_high, control.loss_high - ssn.loss_low
-    return Claim(
-        claim="it is the constraint on the weights that keeps the loss: without it the same projection is worse",
-        source="ours",
-        ours=f"{control.loss - ssn.loss:+.3f} nats without the constraint",
-        interval=f"{low:+.3f} to {high:+.3f}, lowest to highest of any two seeds",
-        verdict="not resolved",
-        why="the rates are equal, and three seeds of each are no test of two samples"
-        if same_rate
-        else f"tuning chose another rate for it ({control.learning_rate:g}; the subspace: {ssn.learning_rate:g}), so "
-        f"constraint and rate are not told apart; {experiments.NO_SEEDS}, the 2 x 2 of both has to be run",
-        command=COMMAND,
-    )
+def constraint(folder: Path, same_rate: bool) -> Facts | None:
+    """Return what the projection loses without the constraint, where tuning chose the same rate for both, or another;
+    the ends are of any two seeds.
+    """
+    scaled = _scaled(folder)
+    if not {SSN, CONTROL} <= set(scaled.index):
+        return None
+    ssn, free = scaled.loc[SSN], scaled.loc[CONTROL]
+    if (ssn.learning_rate == free.learning_rate) != same_rate:
+        return None
+    ends = {"low": free.loss_low - ssn.loss_high, "high": free.loss_high - ssn.loss_low}
+    return {"value": free.loss - ssn.loss, "free": free, "subspace": ssn, **ends}
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -472,7 +374,7 @@ def blocks(folder: Path) -> dict[str, str]:
     table, link = pd.read_csv(folder / "summary.csv"), pd.read_csv(folder / "link.csv")
     match = Matched(**link.iloc[0]) if len(link) else None
     return {
-        "answer": _answer(folder, table),
+        "answer": _answer(folder),
         "claims": claims_table(claims(folder)),
         "speed": experiments.markdown_of(speed_table(table)),
         "targets": experiments.markdown_of(target_table(table)),
@@ -480,16 +382,15 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
-def _answer(folder: Path, table: Any) -> str:
-    scaled = table[table.profile == SCALED].set_index("codec")
+def _answer(folder: Path) -> str:
+    scaled = _scaled(folder)
     if SSN not in scaled.index or BASELINE not in scaled.index:
         return ""
-    row, bound = scaled.loc[SSN], SAME_LOSS * scaled.loc[BASELINE].loss
-    found = _against_fp32(folder, SSN, bound)
+    row, found = scaled.loc[SSN], against_fp32(folder, SSN, 0.01)
     loss = "" if found is None else (
-        f"**Answer.** With an eighth of the bytes, training through a subspace ends {found.value:+.3f} nats from "
-        f"fp32's validation loss ({experiments.interval_words(found)}): that it is within {percent(SAME_LOSS, '{:g}')} "
-        f"is {found.words}. "
+        f"**Answer.** With an eighth of the bytes, training through a subspace ends {found['judgement'].value:+.3f} "
+        f"nats from fp32's validation loss ({experiments.interval_words(found['judgement'])}): that it is within 1 % "
+        f"is {found['judgement'].words}. "
     )  # fmt: skip
     unshaped = "" if math.isnan(row.step_of_unshaped) else (
         f", and takes {row.step_of_unshaped:.2f} times as long as with fp32 over an unshaped link"

@@ -3,8 +3,7 @@
 python -m testbed sweep topk_knee
 python experiments/topk_knee/figures.py [--results results/topk_knee] [--output experiments/topk_knee]
 
-All else follows from the CSVs of `experiment_tables`, grid.csv (every training, those of [tune] among them) and
-published.csv.
+All else follows from the CSVs of `experiment_tables` and grid.csv (every training, those of [tune] among them).
 """
 
 from __future__ import annotations
@@ -64,23 +63,29 @@ class Losses(NamedTuple):
 
     def of(self, codec: str, column: str = WITH) -> Mapping[int, float]:
         """Return an arm's losses by seed; empty where it was not run."""
-        rows = self.seeds[self.seeds.codec == codec]
-        return dict(zip(rows.seed.tolist(), rows[column].astype(float).tolist(), strict=True))
+        rows = self.seeds[self.seeds.codec == codec].set_index("seed")
+        return dict(rows[column].astype(float).to_dict())
 
     def mean(self, codec: str, column: str = WITH) -> float:
         """Return an arm's mean loss."""
-        values = self.of(codec, column).values()
-        return sum(values) / len(values)
+        return experiments.mean_of(self.of(codec, column))
 
     @property
     def bound(self) -> float:
         """`SAME_LOSS` in nats."""
         return SAME_LOSS * self.mean(BASELINE)
 
-    def above(self, codec: str, column: str = WITH) -> Judgement | None:
-        """Judge that an arm's loss is at most the bound above bf16's; None where either was not run."""
-        ours, base = self.of(codec, column), self.of(BASELINE, column)
-        return judge("loss", ours, base, self.bound) if ours and base else None
+    def above(
+        self,
+        codec: str,
+        column: str = WITH,
+        base: str = BASELINE,
+        base_column: str | None = None,
+        bound: float | None = None,
+    ) -> Judgement | None:
+        """Judge that an arm's loss is at most the bound above another's; None where either was not run."""
+        ours, than = self.of(codec, column), self.of(base, base_column or column)
+        return judge("loss", ours, than, self.bound if bound is None else bound) if ours and than else None
 
 
 def chosen(tables: Tables) -> Losses:
@@ -96,61 +101,50 @@ def claims(folder: Path) -> list[Claim]:
     return claim_rows.claims(globals(), folder)
 
 
-def compared(
+def costs(
     folder: Path,
     codec: str,
     base: str = BASELINE,
-    bound: float = SAME_LOSS,
-    of: tuple[str, str] = (WITH, WITH),
-    at_largest: bool = False,
+    column: str = WITH,
+    base_column: str | None = None,
+    share: float = SAME_LOSS,
+    largest: bool = False,
 ) -> Facts | None:
-    """Return how far one arm's loss is above another's, each at its best rate or both at the largest of the grid; `of`:
-    which loss of either; `bound`: a share of bf16's loss. None where either was not run, or has one seed of the grid.
+    """Judge an arm's loss against another's, at their best rates or at the largest of the grid, where the weights move
+    furthest, which takes two seeds; the bound is a share of bf16's.
     """
-    losses = chosen(experiment_tables.read_tables(folder))
-    whole, arms, tried = losses.mean(BASELINE), losses, pandas.read_csv(folder / GRID)
-    if at_largest:
-        arms = Losses(tried[tried.rate == tried.rate.max()])
-    ours, theirs = (arms.of(*side) for side in zip((codec, base), of, strict=True))
-    if min(len(ours), len(theirs)) < 1 + at_largest:
+    losses, tried = chosen(experiment_tables.read_tables(folder)), pandas.read_csv(folder / GRID)
+    rate, loss = tried.rate.max(), losses.mean(BASELINE)
+    at = Losses(tried[tried.rate == rate]) if largest else losses
+    found = at.above(codec, column, base, base_column, share * loss)
+    if found is None or (largest and found.n < 2):
         return None
-    found = judge("loss", ours, theirs, bound * whole)
-    shown = experiments.shown_words(found, whole, 2 * TRAINING_S)
-    about = {"bound": found.effect, "shown": shown, "codec": codec, "rate": tried.rate.max()}
-    return {"judgement": found, "part": found.value / whole, **about}
+    shown = experiments.shown_words(found, loss, 2 * TRAINING_S)
+    return {"judgement": found, "bound": found.effect, "part": found.value / loss, "shown": shown, "rate": rate}
 
 
-def without(folder: Path, at_largest: bool = False) -> Iterator[Facts]:
-    """Yield how far each mask's loss is above its own when it is evaluated without top-k."""
+def inference(folder: Path, largest: bool = False) -> Iterator[Facts]:
+    """Yield what each kind of top-k loses when the model is evaluated without it."""
     for mask, where in MASKS.items():
         codec = arm(mask, KNEE)
-        facts = compared(folder, codec, codec, of=(WITHOUT, WITH), at_largest=at_largest)
-        if facts is not None:
-            yield {**facts, "where": where}
+        if facts := costs(folder, codec, codec, WITHOUT, WITH, largest=largest):
+            yield {**facts, "codec": codec, "where": where}
 
 
-def fed(folder: Path) -> Iterator[Facts]:
-    """Yield how far each mask's loss with each error feedback is above that without."""
+def fed(folder: Path, share: float, base: str = "", column: str = WITH) -> Iterator[Facts]:
+    """Yield the loss of each kind of error feedback against another arm's, or that without feedback."""
+    losses = chosen(experiment_tables.read_tables(folder))
     for mask, where in MASKS.items():
-        for feedback, name in FEEDBACKS.items():
-            facts = compared(folder, arm(mask, KNEE, feedback), arm(mask, KNEE), -SAME_LOSS)
-            if name == "none" or facts is None:
+        plain = arm(mask, KNEE)
+        for feedback, name in list(FEEDBACKS.items())[1:]:
+            facts = costs(folder, arm(mask, KNEE, feedback), base or plain, column, share=share)
+            control = losses.above(plain, column)
+            if facts is None or control is None:
                 continue
-            interval = facts["judgement"].interval
-            raised = f"{name} raises the loss, both at their best rates and evaluated with top-k"
-            yield {**facts, "where": where, "name": name} | (
-                {"shown": raised} if interval is not None and interval.low > 0 else {}
-            )
-
-
-def plain(folder: Path) -> Iterator[Facts]:
-    """Yield how far each mask's loss with each error feedback is above bf16's when it is evaluated without top-k."""
-    for mask, where in MASKS.items():
-        control = compared(folder, arm(mask, KNEE), of=(WITHOUT, WITHOUT))
-        for feedback, name in FEEDBACKS.items():
-            facts = compared(folder, arm(mask, KNEE, feedback), of=(WITHOUT, WITHOUT))
-            if name != "none" and facts is not None and control is not None:
-                yield {**facts, "where": where, "name": name, "control": control["judgement"].value}
+            ends, raises = facts["judgement"].interval, facts["shown"]
+            if ends is not None and ends.low > 0:
+                raises = f"{name} raises the loss, both at their best rates and evaluated with top-k"
+            yield {**facts, "where": where, "name": name, "control": control, "raises": raises}
 
 
 # ---------------------------------------------------------------------- tables
@@ -194,16 +188,11 @@ def grid(results: Path) -> Any:
     for folder in sorted((results / trainings.FOLDER).glob("[!.]*")):
         recipe = read_json(folder / "training.json", TrainingRecord).recipe
         last = {step.phase: step.loss for step in trainings.load_training(folder)[-1]}
-        rows.append(
-            {
-                "codec": recipe.codec,
-                "rate": recipe.optimiser.learning_rate,
-                "seed": recipe.training.seed,
-                WITH: last["evaluation"],
-                WITHOUT: last["uncompressed"],
-            }
-        )
-    return pandas.DataFrame(rows).sort_values(["codec", "rate", "seed"])
+        what = (recipe.codec, recipe.optimiser.learning_rate, recipe.training.seed)
+        rows.append((*what, last["evaluation"], last["uncompressed"]))
+    return pandas.DataFrame(rows, columns=["codec", "rate", "seed", WITH, WITHOUT]).sort_values(
+        ["codec", "rate", "seed"]
+    )
 
 
 def rates_table(tables: Tables, folder: Path) -> Any:
@@ -217,7 +206,7 @@ def rates_table(tables: Tables, folder: Path) -> Any:
     for codec in _ordered(chosen(tables)):
         means = tried.loc[codec]
         best = means[WITH].idxmin()
-        row = {"codec": codec}
+        row: dict[str, str | None] = {"codec": codec}
         for rate in rates:
             said = None if rate not in means.index else f"{means[WITH][rate]:.3f}, {means[WITHOUT][rate]:.3f}"
             row[f"{rate:g}"] = f"**{said}**" if rate == best else said
@@ -233,29 +222,15 @@ def draw(tables: Tables) -> Figure:
         Line2D([], [], color=colour, marker=marker, label=f"gradient at {MASKS[mask]}")
         for mask, (colour, marker) in _LOOKS.items()
     ]
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color=style.INK,
-            marker="o",
-            mfc=style.PAPER,
-            ls=":",
-            label="evaluated without top-k",
-        )
-    )
+    hollow: Any = {"color": style.INK, "marker": "o", "mfc": style.PAPER, "ls": ":"}
+    handles.append(Line2D([], [], label="evaluated without top-k", **hollow))
     figure, (left, right) = canvas(_title(losses), 3.1, handles, _foot(tables), 2, columns=2)
     for mask, (colour, marker) in _LOOKS.items():
         for column, dash in ((WITH, "-"), (WITHOUT, ":")):
-            found = {share: losses.above(arm(mask, share), column) for share in SHARES}
-            points = [(share, one) for share, one in found.items() if one is not None]
-            _line(left, points, colour, marker, dash, filled=column == WITH)
-            points = [
-                (place, one)
-                for place, feedback in enumerate(FEEDBACKS)
-                if (one := losses.above(arm(mask, KNEE, feedback), column)) is not None
-            ]
-            _line(right, points, colour, marker, "none", filled=column == WITH)
+            shares = [(share, losses.above(arm(mask, share), column)) for share in SHARES]
+            _line(left, shares, colour, marker, dash, filled=column == WITH)
+            fed = [losses.above(arm(mask, KNEE, feedback), column) for feedback in FEEDBACKS]
+            _line(right, list(enumerate(fed)), colour, marker, "none", filled=column == WITH)
     for panel in (left, right):
         panel.axhline(0, color=style.INK, lw=0.9)
         panel.axhline(losses.bound, color=style.MUTED, lw=0.9, ls=(0, (6, 3)))
@@ -263,28 +238,24 @@ def draw(tables: Tables) -> Figure:
             f"1 % of bf16's loss, {losses.bound:.3f}", (1, losses.bound), xycoords=("axes fraction", "data"),
             xytext=(0, 2), textcoords="offset points", ha="right", size=7.5, color=style.MUTED,
         )  # fmt: skip
-    left.set_xscale("log")
+    left.set(xscale="log", xlabel="values kept by top-k", ylabel="validation loss vs bf16, nats per token")
     left.xaxis.set_major_locator(FixedLocator(SHARES))
     left.xaxis.set_minor_locator(NullLocator())
     left.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     left.set_xlim(1.2 * SHARES[0], SHARES[-1] / 1.2)
-    left.set_xlabel("values kept by top-k")
-    left.set_ylabel("validation loss vs bf16, nats per token")
     right.set_xticks(range(len(FEEDBACKS)), list(FEEDBACKS.values()))
-    right.set_xlim(-0.4, len(FEEDBACKS) - 0.6)
-    right.set_xlabel(f"error feedback, {_percent(KNEE)} kept")
+    right.set(xlim=(-0.4, len(FEEDBACKS) - 0.6), xlabel=f"error feedback, {_percent(KNEE)} kept")
     return figure
 
 
-def _line(
-    panel: Axes, points: list[tuple[float, Judgement]], colour: str, marker: str, dash: str, *, filled: bool
-) -> None:
-    if not points:
+def _line(panel: Axes, points: Any, colour: str, marker: str, dash: str, *, filled: bool) -> None:
+    known = [(x, one) for x, one in points if one is not None]
+    if not known:
         return
-    x, found = zip(*points, strict=True)
     face = colour if filled else style.PAPER
-    panel.plot(x, [one.value for one in found], color=colour, marker=marker, mfc=face, ls=dash)
-    for place, one in points:
+    values = [one.value for _, one in known]
+    panel.plot([x for x, _ in known], values, color=colour, marker=marker, mfc=face, ls=dash)
+    for place, one in known:
         if one.interval is not None:
             panel.plot([place] * 2, one.interval, color=colour, lw=1)
 
@@ -334,17 +305,14 @@ def answer(tables: Tables) -> str:
         + ("" if own is None else f", and {_difference(own)} with the gradient at positions of its own")
         + "."
     )
-    fed = {name: arm("topk-shared", KNEE, feedback) for feedback, name in FEEDBACKS.items()}
-    fed = {name: codec for name, codec in fed.items() if losses.of(codec)}
-    if len(fed) == len(FEEDBACKS):
-        costs = [", ".join(_nats(losses, codec, column) for codec in fed.values()) for column in (WITH, WITHOUT)]
+    fed = [arm("topk-shared", KNEE, feedback) for feedback in FEEDBACKS]
+    if all(losses.of(codec) for codec in fed):
+        costs = [
+            ", ".join(f"{losses.mean(codec, column) - losses.mean(BASELINE, column):+.3f}" for codec in fed)
+            for column in (WITH, WITHOUT)
+        ]
         text += f" Without error feedback, with EF and with EF21: {costs[0]}; evaluated without top-k: {costs[1]}."
     return experiments.prose(text)
-
-
-def _nats(losses: Losses, codec: str, column: str) -> str:
-    found = losses.above(codec, column)
-    return "" if found is None else f"{found.value:+.3f}"
 
 
 def blocks(folder: Path) -> dict[str, str]:

@@ -289,13 +289,7 @@ def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens:
     assert 0 < len(written[0]) < 100_000
 
 
-def test_a_paced_stage_says_how_it_was_scheduled(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
-    compute = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")
-    cell = a_cell(2).model_copy(update={"compute": compute})
-    start(shared[:2], jobs_of(cell, tmp_path, tokens))
-    assert [said[-1] for said in finish(shared[:2])] == [JobDone()] * 2
-    for stage in range(2):
-        assert re.match(f"stage {stage} works with SCHED_(RR|OTHER)", (tmp_path / f"stage-{stage}.log").read_text())
+def test_a_job_that_is_not_paced_runs_as_usual_again(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
     policies = []
     for host in shared[:2]:
         (tmp_path / f"{host.name}").mkdir()
