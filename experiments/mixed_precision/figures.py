@@ -1,7 +1,7 @@
 """Draw the figures of mixed_precision and make its tables: `python experiments/mixed_precision/figures.py`.
 
 This reads sensitivity.csv, settings.csv and losses.csv from the output folder, which search.py and train.py write, what
-denoising.py writes (`denoising_figures`), and published.csv.
+denoising.py writes (`denoising_figures`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python -m testbed sweep subspace_ratio
 python experiments/subspace_ratio/figures.py [--results results/subspace_ratio] [--output experiments/subspace_ratio]
 
-All but the CSVs of `experiment_tables` follows from those CSVs and published.csv.
+All but the CSVs of `experiment_tables` follows from those CSVs.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ is on the other side, and is *not resolved* otherwise, or where there is one see
 
 from __future__ import annotations
 
-import csv
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -56,8 +55,6 @@ class ClaimRow(Frozen):
     claim: str
     source: str = "ours"
     published: str = ""
-    about: str = ""
-    """A row of published.csv, beside claims.toml, which has source and published number."""
     number: str = ""
     """Empty: nothing is measured for this claim, and all its text is here."""
     arguments: dict[str, Any] = Field(default={}, alias="with")
@@ -114,21 +111,13 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
     for number, table in enumerate(tables.get("claim", ()), 1):
         where = f"{path}, claim {number}"
         try:
-            said = _published(path.with_name("published.csv"), table["about"]) if "about" in table else {}
-            row = ClaimRow.model_validate(shared | said | table)
+            row = ClaimRow.model_validate(shared | table)
             made += [_claim(row, facts) for facts in facts_of(row, program, folder)]
         except ValidationError as error:
             raise explain(error, ClaimRow, where) from None
         except KeyError as error:
             raise SpecError(f"{where}, has something that is not there: {error}") from error
     return made
-
-
-def _published(path: Path, name: str) -> dict[str, str]:
-    """Return source and published number of a row of published.csv. KeyError without such a row."""
-    with path.open(encoding="utf8", newline="") as file:
-        rows = {row["name"]: row for row in csv.DictReader(file)}
-    return {column: rows[name][column] for column in ("source", "published")}
 
 
 def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:

@@ -68,15 +68,6 @@ why = "because"
 """
 
 
-def test_a_claim_may_be_about_a_row_of_published_csv(tmp_path: Path) -> None:
-    (tmp_path / "published.csv").write_text("name,published,source\none,4.0x,somebody\n", encoding="utf8")
-    text = ROWS.replace("[[claim]]", '[[claim]]\nabout = "one"', 1)
-    first, last = made(tmp_path, text, gain=lambda folder, at: {"name": "it", "value": at})
-    assert (first.source, first.published, last.source) == ("somebody", "4.0x", "ours")
-    with pytest.raises(SpecError, match=r"claim 1.*'two'"):
-        made(tmp_path, text.replace('about = "one"', 'about = "two"'))
-
-
 def test_a_row_is_a_claim_for_each_of_its_facts(tmp_path: Path) -> None:
     def gain(folder: Path, at: float) -> list[dict[str, Any]]:
         assert folder == tmp_path
