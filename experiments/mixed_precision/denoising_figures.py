@@ -13,14 +13,13 @@ from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import experiments, style
-from testbed.report.claims import EXACT, Verdict
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import EXACT
 from testbed.report.numbers import markdown_table
 
 CELLS = {"layers": "each layer", "steps": "each group of steps", "both": "each layer in each group of steps"}
 SEARCHES = {"alone": "sum of each alone", "together": "all measured together"}
 LOOKS = {"layers": ("#e69f00", "s"), "steps": ("#009e73", "^"), "both": ("#d55e00", "D")}
-ADDS = 1.5
-"""How many times as large or as small a measured squared error may be as the sum to count as adding up."""
 SHOWN = 2
 """Bits at which sensitivities are shown."""
 
@@ -128,36 +127,42 @@ def _span(all_: Denoising, steps: int, first: int) -> str:
 
 
 # ------------------------------------------------------------------ claims
-def claimed(all_: Denoising) -> Iterator[tuple[str, str, str, Verdict, str, str]]:
-    """Yield claim, number, interval, verdict, reason and the published row that it belongs to."""
+def gains(all_: Denoising) -> Iterator[Facts]:
+    """Yield, for each budget and for what may have bits of its own, how much less images err with bits that were
+    searched than with uniform ones.
+    """
+    for steps, budget, (cells, words) in itertools.product(all_.steps, all_.budgets, CELLS.items()):
+        found = all_.gain(steps, cells, "alone", budget)
+        widths, uniform = (
+            all_.setting(steps, *setting, budget).widths.iloc[0] for setting in ((cells, "alone"), ("all", "uniform"))
+        )
+        same = widths == uniform
+        ours, interval = experiments.times_smaller(found, "{:.3f}")
+        judged = "it finds the uniform setting itself" if same else "judged on images that the search did not see"
+        yield {
+            "lower": False if same else {"holds": True, "fails": False}.get(found.verdict or ""),
+            "words": words,
+            "budget": budget,
+            "steps": steps,
+            "less": ours,
+            "interval": EXACT if same else f"{interval}, 95 %, {found.n} seeds",
+            "shown": f"{judged}; {_differ(all_, steps, cells)}",
+        }
+
+
+def adds_up(all_: Denoising, factor: float) -> Iterator[Facts]:
+    """Yield, for each number of steps, how many settings err by the sum of what they change, within a factor."""
     for steps in all_.steps:
-        for budget, (cells, words) in itertools.product(all_.budgets, CELLS.items()):
-            found = all_.gain(steps, cells, "alone", budget)
-            widths, uniform = (
-                all_.setting(steps, *setting, budget).widths.iloc[0]
-                for setting in ((cells, "alone"), ("all", "uniform"))
-            )
-            same = widths == uniform
-            ours, interval = experiments.times_smaller(found, "{:.3f}")
-            yield (
-                f"bits that a greedy search finds for {words} of a diffusion transformer's residuals err less than "
-                f"{budget} bits everywhere, with as many bytes at most ({steps} steps)",
-                ours,
-                EXACT if same else f"{interval}, 95 %, {found.n} seeds",
-                "fails" if same else found.verdict or "not resolved",
-                ("it finds the uniform setting itself; " if same else "judged on images that the search did not see; ")
-                + _differ(all_, steps, cells),
-                "mixed",
-            )
         rows = all_.settings[(all_.settings.steps == steps) & (all_.settings.search != "uniform")]
         ratios = ((rows.searched / rows.predicted) ** 2).groupby([rows.cells, rows.search, rows.budget]).first()
-        yield (
-            f"squared errors of layers and steps with a codec alone add up, within {ADDS:g} times ({steps} steps)",
-            f"{100 * ratios.between(1 / ADDS, ADDS).mean():.0f} % of {len(ratios)} settings",
-            f"{ratios.min():.2f} to {ratios.max():.2f} times the sum",
-            "holds" if ratios.between(1 / ADDS, ADDS).all() else "fails",
-            "errors in keys and values of a layer change those of later layers and steps", "",
-        )  # fmt: skip
+        yield {**share_within(ratios, factor), "steps": steps}
+
+
+def share_within(ratios: Any, factor: float) -> dict[str, Any]:
+    """Return which share of ratios is within a factor of 1, and from where to where they go."""
+    inside = ratios.between(1 / factor, factor)
+    ends = f"{ratios.min():.2f} to {ratios.max():.2f} times the sum"
+    return {"value": 100 * inside.mean(), "count": len(ratios), "all": bool(inside.all()), "interval": ends}
 
 
 def _differ(all_: Denoising, steps: int, cells: str) -> str:

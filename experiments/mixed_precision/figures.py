@@ -6,6 +6,7 @@ denoising.py writes (`denoising_figures`), and published.csv.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,21 +14,19 @@ from typing import Any, NamedTuple
 
 import denoising_figures
 import pandas
+from denoising_figures import share_within
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, style
-from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import EXACT, Claim, claims_table
 from testbed.report.numbers import markdown_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = f"python -m testbed reproduce {HERE.name}"
 NAMES = {"gpt2-mini-trained": "GPT-2 mini, trained", "smollm2-135m": "SmolLM2-135M", "gpt2-nano": "GPT-2 nano, random"}
-SAME = 0.01
-"""Nats that two losses may differ by to count as the same."""
-FACTOR = 1.5
-"""How many times as much or as little harms together may be of their sum to count as adding up."""
+COSTS = {"bytes": "the same bytes", "seconds": "the same seconds over unequal links"}
 SEARCHES = {"together": "all boundaries measured together", "alone": "sum of each boundary alone"}
 ARMS = {
     "none": ("no codec", "#767d86", "o"),
@@ -175,55 +174,78 @@ def seed_s() -> float:
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of mixed precision, and what became of it."""
+    return claim_rows.claims(globals(), folder)
+
+
+def searched(folder: Path) -> Iterator[Facts]:
+    """Yield, for each model and cost, whether bits that the search finds lose less than uniform ones at all budgets."""
     all_ = measured(folder)
-    published = pandas.read_csv(HERE / "published.csv").set_index("name")
-    return [
-        Claim(
-            claim=claim, source=f"ours, after {published.loc[paper].source}" if paper else "ours",
-            published=str(published.loc[paper].published) if paper else "", ours=ours, interval=interval,
-            verdict=verdict, why=why, command=COMMAND,
-        )
-        for claim, ours, interval, verdict, why, paper in (
-            *_searched(all_), *denoising_figures.claimed(denoising_figures.denoising(folder)), *_trained(all_)
-        )
-    ]  # fmt: skip
+    for model, (cost, where) in itertools.product(all_.models, COSTS.items()):
+        if not (budgets := all_.usable(model)):
+            continue
+        gains = {budget: all_.gain(model, "together", budget, cost) for budget in budgets}
+        same = [budget for budget in budgets if all_.found(model, budget, cost) == all_.found(model, budget)]
+        verdicts = {"fails" if budget in same else gains[budget].verdict for budget in budgets}
+        others = [span(gains[budget], "batches") for budget in budgets if budget not in same]
+        yield {
+            "lower": {"holds": True, "fails": False}.get(verdicts.pop() or "") if len(verdicts) == 1 else None,
+            "model": NAMES[model],
+            "where": where,
+            "gains": ", ".join(f"{gains[budget].value:+.4f} at {budget} bits" for budget in budgets),
+            "same": " and ".join(map(str, same)) or "no",
+            "most": budgets[0],
+            "spread": spread(all_, model, budgets[0]),
+            "interval": "; ".join(others) or EXACT,
+        }
 
 
-_Found = tuple[str, str, str, Verdict, str, str]
-
-
-def _searched(all_: Measured) -> Iterator[_Found]:
+def adds_up(folder: Path, factor: float) -> Iterator[Facts]:
+    """Yield, for each model, how many settings harm by their boundaries' sum, within a factor."""
+    all_ = measured(folder)
     for model in all_.models:
-        for cost in ("bytes", "seconds"):
-            where = "the same bytes" if cost == "bytes" else "the same seconds over unequal links"
-            budgets = all_.usable(model)
-            if not budgets:
-                continue
-            gains = {budget: all_.gain(model, "together", budget, cost) for budget in budgets}
-            same = [budget for budget in budgets if all_.found(model, budget, cost) == all_.found(model, budget)]
-            verdicts = {"fails" if budget in same else gains[budget].verdict for budget in budgets}
-            others = [span(gains[budget], "batches") for budget in budgets if budget not in same]
-            verdict: Verdict = "not resolved"
-            if len(verdicts) == 1:
-                verdict = verdicts.pop() or verdict
-            yield (
-                f"bits that a greedy search finds for {where} lose less than uniform ones ({NAMES[model]})",
-                ", ".join(f"{gains[budget].value:+.4f} at {budget} bits" for budget in budgets) + " (nats)",
-                "; ".join(others) or EXACT, verdict,
-                f"it finds the uniform setting itself for {' and '.join(map(str, same)) or 'no'} bits; at {budgets[0]} "
-                f"bits {spread(all_, model, budgets[0])}", "mixed",
-            )  # fmt: skip
         rows = all_.settings[
             (all_.settings.model == model) & (all_.settings.predicted > 0) & (all_.settings.batch == 0)
         ]
-        ratios = rows.divergence / rows.predicted
-        inside = ratios.between(1 / FACTOR, FACTOR)
-        yield (
-            f"what boundaries harm alone adds up, within {FACTOR:g} times ({NAMES[model]})",
-            f"{100 * inside.mean():.0f} % of {len(rows)} settings",
-            f"{ratios.min():.2f} to {ratios.max():.2f} times the sum", "holds" if inside.all() else "fails",
-            "coarse codes of a neighbour's coarse codes are not what they are of whole values", "",
-        )  # fmt: skip
+        yield {**share_within(rows.divergence / rows.predicted, factor), "model": NAMES[model]}
+
+
+def for_all_widths(folder: Path, bits: int, alone: str, within: float) -> Facts | None:
+    """Return how far the model for all widths is at one of them (0: without a codec) above one trained for it alone."""
+    all_ = measured(folder)
+    if not {"one-shot", alone} <= set(all_.losses.arm):
+        return None
+    found = judge("loss", all_.of_arm("one-shot", bits), all_.of_arm(alone, bits), within)
+    return _judged(found, all_.mean(alone, bits))
+
+
+def parts(folder: Path) -> Facts | None:
+    """Return how far the one-shot model is above one whose widths are drawn, in the mean over the widths."""
+    all_ = measured(folder)
+    if not {"one-shot", "drawn"} <= set(all_.losses.arm):
+        return None
+    ours, base = (
+        {
+            seed: sum(all_.of_arm(arm, bits)[seed] for bits in all_.widths if bits) / (len(all_.widths) - 1)
+            for seed in all_.of_arm(arm, UNCODED)
+        }
+        for arm in ("one-shot", "drawn")
+    )
+    return _judged(judge("loss", ours, base, 0.0), all_.mean("drawn", 8))
+
+
+def _judged(found: Judgement, loss: float) -> Facts:
+    shown = experiments.shown_words(found, loss, seed_s())
+    return {"judgement": found, "interval": span(found, "seeds"), "shown": shown}
+
+
+def of_layers_and_steps(folder: Path) -> Iterator[Facts]:
+    """Yield the gain of bits that were searched for a diffusion transformer's residuals."""
+    return denoising_figures.gains(denoising_figures.denoising(folder))
+
+
+def of_layers_and_steps_add_up(folder: Path, factor: float) -> Iterator[Facts]:
+    """Yield, for each number of steps, how many settings err by the sum of what they change, within a factor."""
+    return denoising_figures.adds_up(denoising_figures.denoising(folder), factor)
 
 
 def spread(all_: Measured, model: str, bits: int) -> str:
@@ -235,39 +257,6 @@ def spread(all_: Measured, model: str, bits: int) -> str:
         f"boundaries differ {here.max() / here.min():.1f} times, and the next smaller width harms "
         f"{below.mean() / here.mean():.0f} times as much"
     )
-
-
-def _trained(all_: Measured) -> Iterator[_Found]:
-    arms = set(all_.losses.arm)
-    for bits in (4, 2, 1):
-        if {"one-shot", str(bits)} <= arms:
-            found = judge("loss", all_.of_arm("one-shot", bits), all_.of_arm(str(bits), bits), SAME)
-            yield (
-                f"one model for all widths is at {bits} bits within {SAME:g} nats of one trained for {bits} bits alone",
-                f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
-                experiments.shown_words(found, all_.mean(str(bits), bits), seed_s()), "one-shot",
-            )  # fmt: skip
-    if {"one-shot", "drawn"} <= arms:
-        ours, base = (
-            {
-                seed: sum(all_.of_arm(arm, bits)[seed] for bits in all_.widths if bits) / (len(all_.widths) - 1)
-                for seed in all_.of_arm(arm, UNCODED)
-            }
-            for arm in ("one-shot", "drawn")
-        )
-        found = judge("loss", ours, base, 0.0)
-        yield (
-            "teacher, pull and withheld widths lower the loss of a model for all widths, mean over the widths",
-            f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
-            experiments.shown_words(found, all_.mean("drawn", 8), seed_s()), "parts",
-        )  # fmt: skip
-    if {"one-shot", "none"} <= arms:
-        found = judge("loss", all_.of_arm("one-shot", UNCODED), all_.of_arm("none", UNCODED), SAME)
-        yield (
-            f"a model for all widths is without a codec within {SAME:g} nats of one trained without",
-            f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
-            experiments.shown_words(found, all_.mean("none", UNCODED), seed_s()), "interference",
-        )  # fmt: skip
 
 
 # ------------------------------------------------------------------ words

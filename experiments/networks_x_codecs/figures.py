@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 
 from testbed import units
-from testbed.report import experiments, maps, style
-from testbed.report.claims import EXACT, Claim
+from testbed.report import claim_rows, experiments, maps, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim
 from testbed.report.maps import BASELINE, MILDEST_WITHIN, PAYS, Grid, stops_paying_bps
 
 NAME = "networks_x_codecs"
@@ -134,26 +135,23 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
+def enough(folder: Path) -> Iterator[Facts]:
+    """Yield for each device the rate from which on no codec is worth its place, and the largest gain below it."""
+    for grid in maps.grids(pd.read_csv(folder / "summary.csv")):
+        rate, delays_ms = baseline_enough_bps(grid), [1e3 * delay_s for delay_s in grid.delays_s]
+        yield {
+            "found": rate is not None,
+            "rate": "none" if rate is None else units.format_rate(rate),
+            "device": grid.device,
+            "last": units.format_rate(grid.rates_bps[-1]),
+            "delays": f"{delays_ms[0]:g} to {delays_ms[-1]:g} ms",
+            "gain": float(np.nanmax(grid.step_s[BASELINE] / grid.best_s)),
+        }
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return, for each device, up to which rate codecs are worth their place."""
-    made = maps.grids(pd.read_csv(folder / "summary.csv"))
-    rows = []
-    for grid in made:
-        rate, last = baseline_enough_bps(grid), units.format_rate(grid.rates_bps[-1])
-        gain = float(np.nanmax(grid.step_s[BASELINE] / grid.best_s))
-        rows.append(
-            Claim(
-                claim=f"on {grid.device} there is a rate up to {last} from which no codec makes a step 5 % faster",
-                source="ours",
-                ours="none" if rate is None else units.format_rate(rate),
-                interval=EXACT,
-                verdict="fails" if rate is None else "holds",
-                why=f"against fp32, at every delay from {1e3 * grid.delays_s[0]:g} to {1e3 * grid.delays_s[-1]:g} ms; "
-                f"below it the fastest codec is up to {gain:.3g} times as fast",
-                command=f"python -m testbed reproduce {NAME}",
-            )
-        )
-    return rows
+    return claim_rows.claims(globals(), folder)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ This reads tensors.csv and codecs.csv from the output folder, which measure.py w
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import markdown_table, three
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/outlier_channels/measure.py"
 NAMES = {
     "gpt2-nano": "GPT-2 nano, random",
     "gpt2-mini": "GPT-2 mini, random",
@@ -155,27 +156,25 @@ def errors_table(codecs: Any) -> str:
     return markdown_table(headings, rows, right=headings[1:])
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return the claims, from the CSVs in the folder alone."""
+def errs_less(folder: Path) -> Iterator[Facts]:
+    """Yield for each model and rotated codec how many times less it errs than the plain one, over boundaries."""
     tensors, codecs = measured(folder)
-    found = []
     for model in models_of(codecs):
         sent = tensors[(tensors.model == model) & (tensors.direction == "forward")]
-        for plain, other in (PAIRS[1], PAIRS[-1]):
-            values = ratios(codecs, model, "forward", plain, other)
-            works = bool(values.min() >= 2)
-            found.append(
-                Claim(
-                    claim=f"{other} errs at most half as much as {plain} on activations ({NAMES[model]})",
-                    source="ours, after QuaRot (NeurIPS 2024) and TAH-Quant (arXiv 2506.01352)",
-                    ours=f"{three(float(np.median(values)))} times less",
-                    interval=f"{span(values)} over {len(values)} boundaries",
-                    verdict="holds" if works else "fails",
-                    why=f"the largest channel is {span(sent.channel_ratio)} times the median one",
-                    command=COMMAND,
-                )
-            )
-    return found
+        for plain, rotated in (PAIRS[1], PAIRS[-1]):
+            values = ratios(codecs, model, "forward", plain, rotated)
+            yield {
+                "works": bool(values.min() >= 2),
+                "less": three(float(np.median(values))),
+                "ends": f"{span(values)} over {len(values)} boundaries",
+                "largest": span(sent.channel_ratio),
+                "names": {"plain": plain, "rotated": rotated, "model": NAMES[model]},
+            }
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return the claims, from the CSVs in the folder alone."""
+    return claim_rows.claims(globals(), folder)
 
 
 def answer(tensors: Any, codecs: Any) -> str:
