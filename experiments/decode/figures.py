@@ -8,10 +8,10 @@ python experiments/decode/figures.py [--results results/decode] [--output experi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -19,15 +19,12 @@ from matplotlib.figure import Figure
 
 from testbed import results
 from testbed.jobs.decode import Decoding
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
 NAME = "decode"
-SWEEP, SETUPS = f"python -m testbed sweep {NAME}", f"python experiments/{NAME}/setups.py"
-NEAR = 0.05
-"""A published number within this share of ours holds."""
 CODECS = ["fp32", "bf16", "int8", "int4"]
-PETALS = "Borzunov et al., arXiv 2209.01188v2, Table 3 (second-hand)"
 
 
 def write_cells(runs: Path, output: Path) -> None:
@@ -66,23 +63,23 @@ def write_cells(runs: Path, output: Path) -> None:
     frame.to_csv(output / "cells.csv", index=False)
 
 
-def cells(folder: Path) -> Any:
-    """Return cells.csv."""
-    return pd.read_csv(folder / "cells.csv")
+def cells(folder: Path, **where: object) -> Any:
+    """Return the rows of cells.csv that have these values."""
+    return chosen(pd.read_csv(folder / "cells.csv"), where)
 
 
-def setups(folder: Path) -> Any:
-    """Return setups.csv, with the link's rate and one-way delay between two nodes, ms."""
+def setups(folder: Path, **where: object) -> Any:
+    """Return the rows of setups.csv that have these values, with the link's rate and the nodes' delay, ms."""
     frame = pd.read_csv(folder / "setups.csv")
     links = frame.link.str.extract(r"\((\w+), ([\d.]+)ms")
-    return frame.assign(rate=links[0], apart_ms=2 * links[1].astype(float))
+    return chosen(frame.assign(rate=links[0], apart_ms=2 * links[1].astype(float)), where)
 
 
-def speed(frame: Any, **where: Any) -> float:
-    """Return the tokens/s of the cell that has these values."""
+def chosen(frame: Any, where: Mapping[str, object]) -> Any:
+    """Return the rows that have these values."""
     for name, value in where.items():
         frame = frame[frame[name] == value]
-    return float(frame.tokens_per_s.iloc[0])
+    return frame
 
 
 def saved(row: Any, plain: Any) -> tuple[float, float]:
@@ -97,14 +94,12 @@ def saved(row: Any, plain: Any) -> tuple[float, float]:
 
 def savings(folder: Path) -> Any:
     """Return how many times the formula's saving is played, by number of stages, delay and number of guesses."""
-    frame = setups(folder)
-    frame = frame[frame.group == "speculating"]
     rows = []
-    for (stages, apart), part in frame.groupby(["stages", "apart_ms"]):
-        plain = part[part.speculate == 0].iloc[0]
-        for row in part[part.speculate > 0].itertuples():
+    for (stages, _), part in setups(folder, group="speculating").groupby(["stages", "apart_ms"]):
+        plain, *guessing = part.itertuples()
+        for row in guessing:
             formula, played = saved(row, plain)
-            rows.append({"stages": stages, "apart": apart, "ratio": played / formula, "faster": row.ours / plain.ours})
+            rows.append({"stages": stages, "ratio": played / formula, "faster": row.ours / plain.ours})
     return pd.DataFrame(rows)
 
 
@@ -155,176 +150,88 @@ def draw_published(folder: Path) -> Figure:
     return figure
 
 
-def claims(folder: Path) -> Iterator[Claim]:
-    """Yield what was claimed and what became of it."""
-    frame = setups(folder)
-    petals = frame[frame.group == "Petals"]
-    for row in petals[petals.rate == "100Mbit"].itertuples():
-        off = row.ours / row.published - 1
-        yield Claim(
-            claim=f"Petals decodes BLOOM-176B on {row.name}, 100 Mbit/s and {2 * row.apart_ms:g} ms round trip, at "
-            f"{row.published:g} steps/s",
-            source=PETALS,
-            published=f"{row.published:g} steps/s",
-            ours=f"{row.ours:.2f} steps/s",
-            interval="exact",
-            verdict="holds" if abs(off) < NEAR else "fails",
-            why=f"{off:+.0%}".replace("%", " %") + " with servers that pass 14,336 bytes on to the next, and computing "
-            "that the row at 1 Gbit/s implies",
-            command=SETUPS,
-        )
-    rpc = frame[frame.group == "llama.cpp"].set_index("name")
-    explained = 1 / rpc.ours["logits come back"] - 1 / 74.83
-    yield Claim(
-        claim="A network of 1 Gbit/s is why llama.cpp's RPC decodes TinyLlama at 42 tokens/s, and the card alone at 75",
-        source="ggml-org/llama.cpp, pull request 6829 and issue 8832",
-        published="42 tokens/s",
-        ours=f"{rpc.ours['logits come back']:.1f} tokens/s",
-        interval="exact",
-        verdict="fails",
-        why=f"128,000 bytes of logits and two crossings take {1e3 * explained:.1f} ms of the "
-        f"{1e3 * (1 / 42 - 1 / 74.83):.1f} ms that a token takes longer; the rest is not the wire",
-        command=SETUPS,
-    )
-    studios = frame[frame.group == "exo, 4 Mac Studios"]
-    lost = [1e3 * (1 / row.published - 1 / row.ours) / 4 for row in studios.itertuples()]
-    yield Claim(
-        claim="A pipeline of 4 Mac Studios decodes as fast as its stages and its cables allow",
-        source="exo-explore/exo, pull request 1781",
-        published=", ".join(f"{each:g}" for each in studios.published) + " tokens/s",
-        ours=", ".join(f"{each:.1f}" for each in studios.ours) + " tokens/s",
-        interval="exact",
-        verdict="fails",
-        why=f"each of 4 crossings takes {min(lost):.1f} to {max(lost):.1f} ms that no cable explains",
-        command=SETUPS,
-    )
-    two = frame[frame.group == "exo, two Macs"].iloc[0]
-    yield Claim(
-        claim="A MacBook Pro of 40 and a Mac mini of 20 tokens/s decode together at 24",
-        source="exo-explore/exo, issue 489",
-        published="24 tokens/s",
-        ours=f"{two.ours:.1f} tokens/s",
-        interval="exact",
-        verdict="not resolved",
-        why="half of the layers each gives 26.7 without a network, and 2 ms a crossing 24.0; "
-        f"{experiments.NO_SEEDS}: the post states no link",
-        command=SETUPS,
-    )
-    yield Claim(
-        claim="An activation of Llama 3.2 3B is smaller than 4 KB",
-        source="exo, blog.exolabs.net/day-1",
-        published="4 KB at most",
-        ours="6,144 bytes in 16 bits, 3,072 in 8",
-        interval="exact",
-        verdict="fails",
-        why="3,072 values a token; it holds for 8 bits a value",
-        command=SETUPS,
-    )
-    ratios = savings(folder)
-    by_stages = ratios.groupby("stages").ratio.mean()
-    yield Claim(
-        claim="Guesses save (N - 1) t1 (k - 1) / k of a token's communication",
-        source="DSD, arXiv 2511.11733, abstract",
-        ours=", ".join(f"{ratio:.2f} times that with N = {stages}" for stages, ratio in by_stages.items()),
-        interval="exact",
-        verdict="fails",
-        why="what was chosen goes back to the node that guesses, which is one crossing more: N t1, not (N - 1) t1; the "
-        "rest is what bytes take",
-        command=SETUPS,
-    )
-    yield Claim(
-        claim="Guesses decode up to 2.56 (HumanEval) and 2.59 times (GSM8K) as fast",
-        source="DSD, arXiv 2511.11733, abstract",
-        published="2.56x, 2.59x",
-        ours=f"{ratios.faster.min():.2f}x to {ratios.faster.max():.2f}x",
-        interval="exact",
-        verdict="not resolved",
-        why="with 2 to 5 tokens a turn, all guesses accepted; "
-        f"{experiments.NO_SEEDS}: how many DSD guesses and accepts was not read",
-        command=SETUPS,
-    )
-    far, near = gains(folder)
-    yield Claim(
-        claim="Where the delay decides, four requests in flight decode four times as many tokens",
-        source="ours",
-        ours=f"{far.requests:.2f}x",
-        interval="exact",
-        verdict="holds" if far.requests > 4 * (1 - NEAR) else "fails",
-        why="100 Mbit/s, 200 ms between nodes: while one request is on its way the stages compute the others",
-        command=SWEEP,
-    )
-    yield Claim(
-        claim="Coded activations decode a single request faster",
-        source="ours",
-        ours=f"int4 {far.codec:.2f}x at 100 Mbit/s and 200 ms, {near.codec:.2f}x at 300 kbit/s and 10 ms",
-        interval="exact",
-        verdict="holds" if far.codec > 1 + NEAR else "fails",
-        why="a token is 2,304 bytes in fp32, which take 0.2 ms at 100 Mbit/s and 61 ms at 300 kbit/s",
-        command=SWEEP,
-    )
-
-    efficiency = cells(folder).efficiency
-    yield Claim(
-        claim="A played step takes what computing, bytes, rate and delay allow, and never less",
-        source="ours",
-        ours=f"{efficiency.min():.4f} to {efficiency.max():.4f} of the ideal's speed over {len(efficiency)} cells",
-        interval="exact",
-        verdict="holds" if efficiency.min() > 1 - NEAR and efficiency.max() <= 1 else "fails",
-        why="acknowledgements and TCP's windows are what is left",
-        command=SWEEP,
-    )
+def played(folder: Path, alone: float = float("nan"), **where: object) -> Iterator[Facts]:
+    """Yield the setups that have these values; `alone`: tokens/s without a network."""
+    for row in setups(folder, **where).to_dict("records"):
+        off, wire, longer = row["ours"] / row["published"] - 1, 1 / row["ours"], 1 / row["published"]
+        times = {"wire_ms": 1e3 * (wire - 1 / alone), "longer_ms": 1e3 * (longer - 1 / alone)}
+        yield {**row, **times, "round_trip_ms": 2 * row["apart_ms"], "off": off, "value": abs(off)}
 
 
-class Gain(NamedTuple):
-    """How many times as many tokens a second, over one network."""
+def crossings(folder: Path, group: str, crossings: int) -> Facts:
+    """Return what each crossing takes longer as published than as played, over the setups of a group."""
+    frame = setups(folder, group=group)
+    lost = 1e3 * (1 / frame.published - 1 / frame.ours) / crossings
+    numbers = {"published": ", ".join(map("{:g}".format, frame.published)), "least_ms": lost.min()}
+    off = (frame.ours / frame.published - 1).abs()
+    ends = {"low": off.min(), "high": off.max(), "most_ms": lost.max()}
+    return {"ours": ", ".join(map("{:.1f}".format, frame.ours)), **numbers, **ends}
 
-    requests: float
-    """By four requests in flight instead of one, in fp32."""
-    codec: float
-    """By int4 instead of fp32, of one request."""
+
+def guesses(folder: Path) -> Facts:
+    """Return how many times DSD's saving is played, by number of stages, and how many times as fast it decodes."""
+    frame = savings(folder)
+    ratios = frame.groupby("stages").ratio.mean()
+    said = ", ".join(f"{ratio:.2f} times that with N = {stages}" for stages, ratio in ratios.items())
+    faster = {"slowest": frame.faster.min(), "fastest": frame.faster.max()}
+    return {"low": ratios.min(), "high": ratios.max(), "ratios": said, **faster}
 
 
-def gains(folder: Path) -> tuple[Gain, Gain]:
-    """Return what is gained where the delay decides, and where the rate does."""
-    frame, found = cells(folder), []
-    for rate, delay in ((100, 100), (0.3, 5)):
-        part = frame[(frame.rate_mbps == rate) & (frame.delay_ms == delay)]
-        plain = speed(part, requests=1, codec="fp32")
-        found.append(Gain(speed(part, requests=4, codec="fp32") / plain, speed(part, requests=1, codec="int4") / plain))
-    return found[0], found[1]
+def efficiency(folder: Path) -> Facts:
+    """Return the least and the most of the ideal's speed that a cell reaches."""
+    found = cells(folder).efficiency
+    low, high = found.min(), found.max()
+    return {"low": low, "high": high, "cells": len(found), "near_and_never_more": low > 0.95 and high <= 1}
+
+
+def gains(folder: Path, of: str = "requests") -> dict[str, float]:
+    """Return how many times as many tokens a second: by four requests in flight instead of one where the delay
+    decides, in fp32; and by int4 instead of fp32, of one request, there (far) and where the rate decides (near).
+    """
+
+    def times(rate: float, delay: int, codec: str, requests: int) -> float:
+        here = {"rate_mbps": rate, "delay_ms": delay}
+        plain = cells(folder, **here, codec="fp32", requests=1)
+        ours = cells(folder, **here, codec=codec, requests=requests)
+        return float(ours.tokens_per_s.iloc[0] / plain.tokens_per_s.iloc[0])
+
+    found = {
+        "requests": times(100, 100, "fp32", 4),
+        "far": times(100, 100, "int4", 1),
+        "near": times(0.3, 5, "int4", 1),
+    }
+    return {**found, "value": found[of]}
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return what was claimed and what became of it."""
+    return claim_rows.claims(globals(), folder)
 
 
 def quality(folder: Path) -> Any:
     """Return what each codec costs on held-out text."""
-    frame = cells(folder)
-    base = float(frame[frame.codec == "fp32"].loss.iloc[0])
-    rows = []
-    for codec in CODECS:
-        part = frame[frame.codec == codec]
-        many = part[part.requests == part.requests.max()]
-        rows.append(
-            {
-                "codec": codec,
-                "bytes a token": f"{int(part.payload_bytes.min()):,}",
-                "loss above fp32, nats": f"{float(part.loss.iloc[0]) - base:+.4f}",
-                "same greedy tokens": f"{float(many.same_tokens.iloc[0]):.0%}".replace("%", " %"),
-            }
-        )
-    return pd.DataFrame(rows)
+    codecs = cells(folder).sort_values("requests").groupby("codec")
+    frame = codecs.agg({"payload_bytes": "min", "loss": "first", "same_tokens": "last"}).loc[CODECS]
+    return pd.DataFrame(
+        {
+            "codec": CODECS,
+            "bytes a token": frame.payload_bytes.map("{:,}".format),
+            "loss above fp32, nats": (frame.loss - frame.loss["fp32"]).map("{:+.4f}".format),
+            "same greedy tokens": frame.same_tokens.map("{:.0%}".format).str.replace("%", " %"),
+        }
+    )
 
 
 def map_table(folder: Path) -> Any:
     """Return tokens/s and the time to the first token by link, codec and number of requests."""
-    frame = cells(folder)
-    rows = []
-    for (rate, delay), part in frame.groupby(["rate_mbps", "delay_ms"]):
-        row: dict[str, Any] = {"Mbit/s": f"{rate:g}", "ms apart": 2 * delay}
-        for count in sorted(part.requests.unique()):
-            for codec in ("fp32", "int8", "int4"):
-                cell = part[(part.requests == count) & (part.codec == codec)].iloc[0]
-                row[f"{codec}, {count}"] = f"{cell.tokens_per_s:.2f} ({cell.first_token_s:.2f} s)"
-        rows.append(row)
-    return pd.DataFrame(rows)
+    frame = cells(folder).assign(
+        shown=lambda f: [f"{a:.2f} ({b:.2f} s)" for a, b in zip(f.tokens_per_s, f.first_token_s, strict=True)],
+        column=lambda f: f.codec + ", " + f.requests.astype(str),
+    )
+    wide = frame.pivot(index=["rate_mbps", "delay_ms"], columns="column", values="shown").reset_index()
+    columns = [f"{codec}, {count}" for count in sorted(frame.requests.unique()) for codec in ("fp32", "int8", "int4")]
+    links = {"Mbit/s": wide.rate_mbps.map("{:g}".format), "ms apart": 2 * wide.delay_ms}
+    return pd.concat([pd.DataFrame(links), wide[columns]], axis=1)
 
 
 def setups_table(folder: Path) -> Any:
@@ -346,20 +253,20 @@ def setups_table(folder: Path) -> Any:
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
-    far, near = gains(folder)
+    gain = gains(folder)
     answer = (
         "A token of SmolLM2-135M is 2,304 bytes in fp32, so that the rate matters only where it is very low: int4 "
-        f"decodes one request {near.codec:.2f} times as fast as fp32 at 300 kbit/s and 10 ms between nodes, and "
-        f"{far.codec:.2f} times at 100 Mbit/s and 200 ms. There, four requests in flight decode {far.requests:.2f} "
-        "times as many tokens. Petals' published speeds on 3 servers follow from its links to within 4 %; what "
-        "llama.cpp's RPC and exo's four Macs lose is for the most part not the wire's."
-    ).replace(" %", " %")
+        f"decodes one request {gain['near']:.2f} times as fast as fp32 at 300 kbit/s and 10 ms between nodes, and "
+        f"{gain['far']:.2f} times at 100 Mbit/s and 200 ms. There, four requests in flight decode "
+        f"{gain['requests']:.2f} times as many tokens. Petals' published speeds on 3 servers follow from its links to "
+        "within 4 %; what llama.cpp's RPC and exo's four Macs lose is for the most part not the wire's."
+    )
     return {
         "answer": experiments.prose(answer),
         "map": experiments.markdown_of(map_table(folder)),
         "quality": experiments.markdown_of(quality(folder)),
         "setups": experiments.markdown_of(setups_table(folder)),
-        "claims": claims_table(list(claims(folder))),
+        "claims": claims_table(claims(folder)),
     }
 
 

@@ -7,20 +7,18 @@ The figures are those of the sweep's own report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas
 
-from testbed.report import experiments
+from testbed.report import claim_rows, experiments
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import EXACT, Claim, claims_table
 
 NAME = "default"
-BASELINE, INT8, DELTA = "fp32", "int8", "delta-int8"
-FAST, SLOW = "datacenter", "cable"
-COMMAND = f"python -m testbed reproduce {NAME}"
-NOTHING = 0.05
-"""A speed-up within this is none."""
+BASELINE = "fp32"
 _MB = 1e6
 
 
@@ -37,40 +35,34 @@ def summary(results: Path) -> Any:
     return table.sort_values(order, ascending=[True, False, False]).drop(columns="whole")
 
 
+def of_cells(folder: Path, column: str, cells: Sequence[tuple[str, str]]) -> list[float] | None:
+    """Return a column of summary.csv for some networks and codecs; None where it lacks one of these cells."""
+    table = pandas.read_csv(folder / "summary.csv").set_index(["profile", "codec"])[column]
+    return [float(table[cell]) for cell in cells] if {*cells} <= {*table.index} else None
+
+
+def speed_ups(folder: Path, nothing: float) -> Facts | None:
+    """Return how many times as fast int8 makes a step in a datacenter and behind a cable modem; a speed-up within
+    `nothing` is none.
+    """
+    found = of_cells(folder, "speed_up", [("datacenter", "int8"), ("cable", "int8")])
+    if found is None:
+        return None
+    fast, slow = found
+    exact = pandas.read_csv(folder / "summary.csv").exact.all()
+    said = {"datacenter": fast, "cable": slow, "interval": EXACT if exact else "one run of each cell"}
+    return {**said, "faster_only_slow": slow > 1 + nothing and abs(fast - 1) < nothing}
+
+
+def payload(folder: Path) -> Facts | None:
+    """Return the MB per step behind a cable modem of the difference as int8, and of the tensor."""
+    found = of_cells(folder, "payload_bytes_per_step", [("cable", "delta-int8"), ("cable", "int8")])
+    return {"value": found[0] / _MB, "plain": found[1] / _MB} if found else None
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what summary.csv says of the claims; those whose cells it lacks are left out."""
-    table = pandas.read_csv(folder / "summary.csv")
-    cells = table.set_index(["profile", "codec"])
-    interval = EXACT if table.exact.all() else "one run of each cell"
-    made = []
-    if {(FAST, INT8), (SLOW, INT8)} <= set(cells.index):
-        fast, slow = cells.speed_up[FAST, INT8], cells.speed_up[SLOW, INT8]
-        made.append(
-            Claim(
-                claim="a quarter of the bytes makes a step faster over a slow link, and none in a datacenter",
-                source="ours",
-                ours=f"{slow:.2f}x behind a cable modem, {fast:.2f}x in a datacenter",
-                interval=interval,
-                verdict="holds" if slow > 1 + NOTHING and abs(fast - 1) < NOTHING else "fails",
-                why="at this ratio of bytes to compute: a small model on one core for each stage",
-                command=COMMAND,
-            )
-        )
-    if {(SLOW, INT8), (SLOW, DELTA)} <= set(cells.index):
-        plain, delta = (cells.payload_bytes_per_step[SLOW, codec] for codec in (INT8, DELTA))
-        made.append(
-            Claim(
-                claim="the difference from the previous step's tensor takes fewer bytes, as int8, than the tensor does",
-                source="Bedoya and Zhang, activation delta (second-hand)",
-                published='"we only send the difference"',
-                ours=f"{delta / _MB:.3f} MB against {plain / _MB:.3f} MB per step",
-                interval=EXACT,
-                verdict="holds" if delta < plain else "fails",
-                why="counted bytes; a difference has as many values as the tensor",
-                command=COMMAND,
-            )
-        )
-    return made
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -96,12 +88,7 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Write summary.csv and the claims; put the generated blocks into the README, and print them."""
+if __name__ == "__main__":
     results, output = experiments.folders(NAME, "summary.csv, claims and the generated blocks of the README.")
     summary(results).to_csv(output / "summary.csv", index=False, float_format="%.9g", lineterminator="\n")
     experiments.publish(output, blocks(output), claims(output))
-
-
-if __name__ == "__main__":
-    main()

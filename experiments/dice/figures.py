@@ -5,7 +5,7 @@ This reads runs.csv and latency.csv from the output folder, which measure.py wri
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,12 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, style
-from testbed.report.claims import EXACT, Claim, claims_table
+from testbed.metrics.verdicts import judge
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/dice/measure.py"
-SOURCE = "DICE, arXiv 2411.16786; second-hand"
-DEEP, SHALLOW = "interweaved, deep layers synchronous", "interweaved, shallow layers synchronous"
-SECOND = "interweaved, every second layer synchronous"
-LOW, HIGH = "interweaved, low scores skipped", "interweaved, high scores skipped"
-ORDER = (
-    ("interweaved", "displaced"),
-    ("DICE", "interweaved"),
-    (DEEP, "interweaved"),
-    (DEEP, SHALLOW),
-    (DEEP, SECOND),
-    (LOW, HIGH),
-    ("interweaved", LOW),
-)
-"""Which has the smaller FID, as published."""
 COLOURS = ("#0072b2", "#d55e00")
 
 
@@ -47,91 +33,43 @@ def by_seed(frame: Any, schedule: str, steps: int, column: str = "relative_l2") 
     return dict(rows.set_index("seed")[column].astype(float))
 
 
-def smaller(frame: Any, better: tuple[str, int], worse: tuple[str, int], column: str = "relative_l2") -> Judgement:
-    """Judge that the error of one schedule and number of steps is smaller than another's."""
-    return judge("speed_up", by_seed(frame, *better, column), by_seed(frame, *worse, column), 1.0)
+def published() -> Any:
+    """Return the published numbers by what they are of."""
+    return pandas.read_csv(HERE / "published.csv").set_index("what").value.str.rstrip("x %").astype(float)
 
 
-def seed_s() -> float:
-    """Return how long one more seed of all schedules takes."""
-    return experiments.training_s(HERE, "runs.csv", "seed", program="measure.py")
-
-
-def _claim(
-    text: str,
-    found: Judgement,
-    means: tuple[float, float],
-    source: str,
-    published: str,
-    size: float | None = None,
-    more: str = "",
-) -> Claim:
-    """Make a claim; `size`: how many times smaller the published one is; `more`: to its reason."""
-    assert found.verdict is not None
-    ours, interval = experiments.times_smaller(found)
-    return Claim(
-        claim=text,
-        source=source,
-        published=published,
-        ours=ours,
-        interval=f"{interval}, 95 %, {found.n} seeds",
-        verdict=found.verdict,
-        why=experiments.open_words(f"relative L2 {means[0]:.4f} against {means[1]:.4f}{more}", found, seed_s(), size),
-        command=COMMAND,
-    )
-
-
-def published(what: str) -> float:
-    """Return a published number."""
-    frame = pandas.read_csv(HERE / "published.csv")
-    return float(str(frame[frame.what == what].value.iloc[0]).rstrip("x %"))
+def errors(folder: Path, pairs: Sequence[Sequence[str]], *, fewer_steps: bool = False) -> Iterator[Facts]:
+    """Yield how many times smaller the error of the first schedule of each pair is than that of the second, with each
+    number of steps; or, where the second takes `fewer_steps`, with most against fewest.
+    """
+    frame, fid = runs(folder), published()
+    seed_s = experiments.training_s(HERE, "runs.csv", "seed", program="measure.py")
+    every = sorted(set(frame.steps), reverse=True)
+    for steps, fewest in (
+        zip(every[:1], every[1:][-1:], strict=False) if fewer_steps else zip(every, every, strict=True)
+    ):
+        for better, worse in pairs:
+            found, distances = (
+                judge("speed_up", by_seed(frame, better, steps, of), by_seed(frame, worse, fewest, of), 1.0)
+                for of in ("relative_l2", "frechet_unsplit")
+            )
+            (times, ends), (frechet, frechet_ends) = map(experiments.times_smaller, (found, distances))
+            fids = {"fid_better": fid.get(f"FID of {better}"), "fid_worse": fid.get(f"FID of {worse}")}
+            size = fids["fid_worse"] / fids["fid_better"] if all(fids.values()) else None
+            yield {
+                **fids,
+                "better": better, "worse": worse, "steps": steps, "fewest": fewest,
+                "judgement": found, "times": times, "interval": f"{ends}, 95 %, {found.n} seeds",
+                "error_better": experiments.mean_of(by_seed(frame, better, steps)),
+                "error_worse": experiments.mean_of(by_seed(frame, worse, fewest)),
+                "frechet": frechet, "frechet_interval": frechet_ends,
+                "unresolved": experiments.open_words("", found, seed_s, size),
+            }  # fmt: skip
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed, and what became of it."""
-    frame, rows = runs(folder), []
-
-    def mean(schedule: str, steps: int) -> float:
-        return float(np.mean(list(by_seed(frame, schedule, steps).values())))
-
-    every = sorted(set(frame.steps), reverse=True)
-    for steps in every:
-        for better, worse in ORDER:
-            distances = smaller(frame, (better, steps), (worse, steps), "frechet_unsplit")
-            frechet, ends = experiments.times_smaller(distances)
-            rows.append(
-                _claim(
-                    f"The error of {better} is smaller than that of {worse} ({steps} steps)",
-                    smaller(frame, (better, steps), (worse, steps)),
-                    (mean(better, steps), mean(worse, steps)),
-                    SOURCE,
-                    f"FID {published(f'FID of {better}'):g} against {published(f'FID of {worse}'):g}, 50 steps",
-                    published(f"FID of {worse}") / published(f"FID of {better}"),
-                    f"; Frechet distance {frechet} ({ends})",
-                )
-            )
-        stale = "interweaved, stale router weights"
-        rows.append(
-            _claim(
-                f"Outputs weighted by the fresh router are better than by that of their own step ({steps} steps)",
-                smaller(frame, ("interweaved", steps), (stale, steps)),
-                (mean("interweaved", steps), mean(stale, steps)),
-                "ours, after DICE's released code",
-                "",
-            )
-        )
-    if len(every) > 1:
-        for schedule in ("displaced", "DICE"):
-            rows.append(
-                _claim(
-                    f"Staleness costs more with fewer steps: {schedule}, {every[0]} steps against {every[-1]}",
-                    smaller(frame, (schedule, every[0]), (schedule, every[-1])),
-                    (mean(schedule, every[0]), mean(schedule, every[-1])),
-                    SOURCE,
-                    "",
-                )
-            )
-    return [*rows, _speed_claim(folder)]
+    return claim_rows.claims(globals(), folder)
 
 
 def speeds(folder: Path) -> Any:
@@ -154,67 +92,54 @@ def at_share(found: Any, schedule: str, share: float) -> float:
     return float(np.interp(share, ordered.share, ordered[schedule]))
 
 
-def _speed_claim(folder: Path) -> Claim:
-    found = speeds(folder)
-    shares = [published(f"{which} share of all-to-all") / 100 for which in ("least", "most")]
-    ends = [at_share(found, "DICE", share) for share in shares]
-    inter = [at_share(found, "interweaved", share) for share in shares]
-    best = max(*ends)
-    return Claim(
-        claim="DICE is 1.2 times as fast as synchronous expert parallelism (1.26 in a later version)",
-        source=SOURCE,
-        published="1.26 times at most; the all-to-all is 61.7 to 73.3 % of the synchronous time",
-        ours=f"{min(ends):.2f} to {best:.2f} times where messages are as large a share",
-        interval=EXACT,
-        verdict="holds" if best >= published("speed-up over synchronous") else "fails",
-        why="two workers over links as formulas, digits; interweaved alone "
-        f"{min(inter):.2f} to {max(inter):.2f} times, and DICE {found['DICE'].max():.2f} at the best rate; sending and "
-        "computing do not slow each other down here, so this is an upper bound",
-        command=COMMAND,
-    )
+def speed(folder: Path) -> Facts:
+    """Return DICE's speed-up over the synchronous schedule where messages are as large a share as published."""
+    found, said = speeds(folder), published()
+    shares = [said[f"{which} share of all-to-all"] / 100 for which in ("least", "most")]
+    least, most = sorted(at_share(found, "DICE", share) for share in shares)
+    alone = sorted(at_share(found, "interweaved", share) for share in shares)
+    facts = {"least": least, "alone": alone, "best": found["DICE"].max()}
+    return {"value": most, "published": said["speed-up over synchronous"], **facts}
 
 
 def table(folder: Path) -> Any:
     """Return every schedule: means over seeds."""
-    frame, rows = runs(folder), []
-    for (steps, schedule), part in frame.groupby(["steps", "schedule"], sort=False):
-        rows.append(
-            {
-                "steps": steps,
-                "schedule": schedule,
-                "relative L2": f"{part.relative_l2.mean():.4f}",
-                "lowest, highest": f"{part.relative_l2.min():.4f}, {part.relative_l2.max():.4f}",
-                "PSNR, dB": f"{part.psnr_db.mean():.1f}",
-                "Frechet to unsplit": f"{part.frechet_unsplit.mean():.3g}",
-                "to real digits": f"{part.frechet_real.mean():.1f}",
-                "MB per worker": f"{part.sent_mb.mean():.2f}",
-            }
-        )
-    return pandas.DataFrame(rows)
+    runs_of = runs(folder).groupby(["steps", "schedule"], sort=False)
+    mean, low, high = runs_of.mean(), runs_of.relative_l2.min(), runs_of.relative_l2.max()
+    return pandas.DataFrame(
+        {
+            "relative L2": mean.relative_l2.map("{:.4f}".format),
+            "lowest, highest": low.map("{:.4f}, ".format) + high.map("{:.4f}".format),
+            "PSNR, dB": mean.psnr_db.map("{:.1f}".format),
+            "Frechet to unsplit": mean.frechet_unsplit.map("{:.3g}".format),
+            "to real digits": mean.frechet_real.map("{:.1f}".format),
+            "MB per worker": mean.sent_mb.map("{:.2f}".format),
+        }
+    ).reset_index()
 
 
 def speed_table(folder: Path) -> Any:
     """Return speed-ups over the synchronous schedule by rate."""
     found = speeds(folder)
-    names = [name for name in ("displaced", "interweaved", DEEP, LOW, "DICE") if name in found]
-    made = pandas.DataFrame({name: [f"{value:.2f}" for value in found[name]] for name in names})
-    made.insert(0, "messages' share", [f"{share:.0%}".replace("%", " %") for share in found.share])
+    skipping = ["interweaved, deep layers synchronous", "interweaved, low scores skipped"]
+    made = found.filter(["displaced", "interweaved", *skipping, "DICE"]).map("{:.2f}".format)
+    made.insert(0, "messages' share", found.share.map("{:.0%}".format).str.replace("%", " %"))
     made.insert(0, "rate per worker", [f"{mbit / 1000:g} Gbit/s" for mbit in found.index])
     return made
 
 
 def answer(folder: Path) -> str:
     """Return the answer in a few sentences."""
-    frame, said = runs(folder), []
-    for steps in sorted(set(frame.steps), reverse=True):
-        errors = {
-            name: np.mean(list(by_seed(frame, name, steps).values())) for name in ("displaced", "interweaved", "DICE")
-        }
-        said.append(", ".join(f"{name} {value:.4f}" for name, value in errors.items()) + f" with {steps} steps")
-    found = speeds(folder)
+    frame, found = runs(folder), speeds(folder)
     mb = frame.groupby("schedule").sent_mb.mean()
+    error = frame.groupby(["steps", "schedule"]).relative_l2.mean()
+    said = "; ".join(
+        ", ".join(f"{name} {error[steps, name]:.4f}" for name in ("displaced", "interweaved", "DICE"))
+        + f" with {steps} steps"
+        for steps in sorted(set(frame.steps), reverse=True)
+    )
     return (
-        f"Relative error of the images: {'; '.join(said)}. DICE sends {mb['DICE'] / mb['synchronous']:.0%} of the "
+        f"Relative error of the images: {said}. DICE sends {mb['DICE'] / mb['synchronous']:.0%} of the "
         f"bytes and is {found['DICE'].max():.2f} times as fast as the synchronous schedule at the best rate "
         f"(interweaved {found['interweaved'].max():.2f} times)."
     ).replace("%", " %")
@@ -255,12 +180,6 @@ def draw(folder: Path) -> Figure:
     return figure
 
 
-def main() -> int:
-    """Write the figure, claims.csv and the README's blocks."""
-    _, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, output, {"staleness": draw}, blocks, claims)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, made = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
+    experiments.draw_and_publish(HERE, made, {"staleness": draw}, blocks, claims)

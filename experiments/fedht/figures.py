@@ -5,7 +5,7 @@ This reads runs.csv and rounds.csv from the output folder, which train.py writes
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,15 @@ from matplotlib.figure import Figure
 from testbed.metrics import statistics
 from testbed.metrics.statistics import IntervalEstimate
 from testbed.metrics.verdicts import Judgement, judge, judge_ratio
-from testbed.report import experiments, style
-from testbed.report.claims import Claim, Verdict, claims_table
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/fedht/train.py"
 TOP_K, FIXED, FOLLOWING = "top-k", "fixed threshold", "gamma-FedHT"
 COLOURS = {TOP_K: "#767d86", FIXED: "#d55e00", FOLLOWING: "#0072b2"}
 _TICKS_MB = (0.2, 0.5, 1, 2, 5, 10)
 _TICKS_PERCENT = (0.3, 1, 3, 10)
-PUBLISHED_GAIN = 7.42
-"""Percentage points, at most: published.csv."""
-FLAT = 1.5
-"""How many times as large or small a share may become to count as the same."""
-SOURCE = "gamma-FedHT, INFOCOM 2025 (arXiv 2505.12479, abstract)"
 
 
 def results(folder: Path) -> Any:
@@ -47,29 +42,19 @@ def change(runs: Any, method: str, alpha: float) -> IntervalEstimate:
 
 
 def at_equal_traffic(runs: Any, method: str, alpha: float) -> Judgement | None:
-    """Judge, in percentage points, that a method is at least as accurate as top-k at equal traffic: top-k's accuracy is
+    """Judge, in percentage points, that a method loses no accuracy to top-k at equal traffic: top-k's accuracy is
     taken between its ratios, linear in the logarithm of the bytes, at each of the method's runs that lies between them;
     a seed's number is the mean over these. None where no seed has one.
     """
-    ours, base = dict[int, float](), dict[int, float]()
+    ours, base = dict[str, float](), dict[str, float]()
     for seed, part in runs[runs.alpha == alpha].groupby("seed"):
         line = part[part.method == TOP_K].sort_values("payload_mb")
         inside = part[(part.method == method) & part.payload_mb.between(line.payload_mb.min(), line.payload_mb.max())]
         if inside.empty or inside.accuracy.isna().any():
             continue
         other = np.interp(np.log(inside.payload_mb), np.log(line.payload_mb), line.accuracy)
-        ours[int(str(seed))], base[int(str(seed))] = float(inside.accuracy.mean()), float(np.mean(other))
-    # The sign is turned: a claim of `judge` is that a number is at most another.
-    return (
-        judge(
-            "loss",
-            {seed: -100 * value for seed, value in ours.items()},
-            {seed: -100 * value for seed, value in base.items()},
-            0.0,
-        )
-        if ours
-        else None
-    )
+        ours[str(seed)], base[str(seed)] = -100 * float(inside.accuracy.mean()), -100 * float(np.mean(other))
+    return judge("loss", ours, base, 0.0) if ours else None
 
 
 def gain_words(found: Judgement) -> tuple[str, str]:
@@ -84,99 +69,63 @@ def gain_words(found: Judgement) -> tuple[str, str]:
 def seed_s(methods: int) -> float:
     """Return how long one more seed of all ratios of some methods takes, at one Dirichlet concentration."""
     ratios = results(HERE).groupby("method").first_ratio.nunique().max()
-    return methods * ratios * experiments.training_s(HERE, "runs.csv")
-
-
-def change_words(found: IntervalEstimate) -> tuple[str, str]:
-    """Return how many times as many, and the interval."""
-    interval = (
-        "one seed"
-        if found.interval is None
-        else f"{found.interval.low:.2f} to {found.interval.high:.2f}, 95 %, {found.n} seeds"
-    )
-    return f"{found.value:.2f} times as many", interval
+    return float(methods * ratios * experiments.training_s(HERE, "runs.csv"))
 
 
 def table(folder: Path) -> Any:
     """Return every arm, means over seeds."""
-    runs = results(folder)
-    rows = [
+    arms = results(folder).groupby(["alpha", "method", "first_ratio"])
+    mean = arms.mean(numeric_only=True).reset_index()
+    ends = arms.accuracy.agg(["min", "max"]).reset_index()
+    return pandas.DataFrame(
         {
-            "alpha": f"{alpha:g}",
-            "method": method,
-            "first ratio": f"{ratio:g}",
-            "learning rate": f"{part.learning_rate.iloc[0]:g}",
-            "kept, early": f"{part.early.mean():.4f}",
-            "kept, late": f"{part.late.mean():.4f}",
-            "MB": part.payload_mb.mean(),
-            "loss": f"{part.loss.mean():.3f}",
-            "accuracy": f"{part.accuracy.mean():.3f}",
-            "lowest, highest": f"{part.accuracy.min():.3f}, {part.accuracy.max():.3f}",
+            "alpha": mean.alpha.map("{:g}".format),
+            "method": mean.method,
+            "first ratio": mean.first_ratio.map("{:g}".format),
+            "learning rate": mean.learning_rate.map("{:g}".format),
+            "kept, early": mean.early.map("{:.4f}".format),
+            "kept, late": mean.late.map("{:.4f}".format),
+            "MB": mean.payload_mb,
+            "loss": mean.loss.map("{:.3f}".format),
+            "accuracy": mean.accuracy.map("{:.3f}".format),
+            "lowest, highest": ends["min"].map("{:.3f}, ".format) + ends["max"].map("{:.3f}".format),
         }
-        for (alpha, method, ratio), part in runs.groupby(["alpha", "method", "first_ratio"])
-    ]
-    return pandas.DataFrame(rows)
+    )
+
+
+def kept(folder: Path, method: str, flat: float = 1.0) -> Iterator[Facts]:
+    """Yield, for each skew of the labels, how many times as many values are kept late as early, and whether they stay
+    within `flat` times.
+    """
+    runs = results(folder)
+    for alpha in sorted(set(runs.alpha)):
+        found = change(runs, method, alpha)
+        low, high = found.interval or (None, None)
+        interval, stays = "one seed", None
+        if low is not None and high is not None:
+            interval = f"{low:.2f} to {high:.2f}, 95 %, {found.n} seeds"
+            inside, outside = low >= 1 / flat and high <= flat, high < 1 / flat or low > flat
+            stays = inside if inside or outside else None
+        more = f"; {experiments.more_seeds(judge_ratio(found, flat), seed_s(1))}" if stays is None else ""
+        ends = {"low": low, "high": high, "interval": interval}
+        yield {"alpha": alpha, "value": found.value, **ends, "stays": stays, "unresolved": more}
+
+
+def lost(folder: Path, method: str, size: float | None = None) -> Iterator[Facts]:
+    """Yield, for each skew of the labels, the points of accuracy that a method loses to top-k at equal traffic; `size`:
+    the gain that was published.
+    """
+    runs = results(folder)
+    for alpha in sorted(set(runs.alpha)):
+        if (found := at_equal_traffic(runs, method, alpha)) is not None:
+            gain, interval = gain_words(found)
+            more = experiments.open_words("", found, seed_s(2), size, "points")
+            yield {"alpha": alpha, "judgement": found, "gain": gain, "interval": interval, "unresolved": more}
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of thresholds that follow the stepsize, and what became of it."""
-    runs, rows = results(folder), []
-    for alpha in sorted(set(runs.alpha)):
-        skewed = f"Dirichlet {alpha:g}"
-        for method, says in (
-            (FIXED, "With a fixed threshold the share of kept values falls while the stepsize decays"),
-            (
-                FOLLOWING,
-                f"With gamma-FedHT the share of kept values stays within {FLAT:g} times while the stepsize decays",
-            ),
-        ):
-            found = change(runs, method, alpha)
-            ours, interval = change_words(found)
-            verdict: Verdict = "not resolved"
-            near = judge_ratio(found, 1.0 if method == FIXED else FLAT)
-            if found.interval is not None:
-                low, high = found.interval
-                if method == FIXED:
-                    verdict = "holds" if high < 1 else "fails" if low > 1 else "not resolved"
-                elif low >= 1 / FLAT and high <= FLAT:
-                    verdict = "holds"
-                elif high < 1 / FLAT or low > FLAT:
-                    verdict = "fails"
-            rows.append(
-                Claim(
-                    claim=f"{says} ({skewed})",
-                    source=SOURCE if method == FIXED else "ours, after gamma-FedHT",
-                    ours=ours,
-                    interval=interval,
-                    verdict=verdict,
-                    why="the last five rounds over the sixth to the tenth, geometric mean"
-                    + (f"; {experiments.more_seeds(near, seed_s(1))}" if verdict == "not resolved" else ""),
-                    command=COMMAND,
-                )
-            )
-        for method in (FOLLOWING, FIXED):
-            if (gain := at_equal_traffic(runs, method, alpha)) is None:
-                continue
-            ours, interval = gain_words(gain)
-            rows.append(
-                Claim(
-                    claim=f"At equal traffic {method} is at least as accurate as top-k ({skewed})",
-                    source=SOURCE if method == FOLLOWING else "ours",
-                    published="+7.42 points at most" if method == FOLLOWING else "",
-                    ours=ours,
-                    interval=interval,
-                    verdict=gain.verdict or "not resolved",
-                    why=experiments.open_words(
-                        "top-k's accuracy between its ratios, at the bytes of each run between them",
-                        gain,
-                        seed_s(2),
-                        PUBLISHED_GAIN,
-                        "points",
-                    ),
-                    command=COMMAND,
-                )
-            )
-    return rows
+    return claim_rows.claims(globals(), folder)
 
 
 def answer(folder: Path) -> str:
@@ -186,11 +135,7 @@ def answer(folder: Path) -> str:
     fixed, following = (change(runs, method, alpha) for method in (FIXED, FOLLOWING))
     last = pandas.read_csv(folder / "rounds.csv")
     fall = last.stepsize.max() / last.stepsize.min()
-    gains = [
-        f"{' ('.join(gain_words(found))}) at Dirichlet {alpha:g}"
-        for alpha in sorted(set(runs.alpha))
-        if (found := at_equal_traffic(runs, FOLLOWING, alpha)) is not None
-    ]
+    gains = [f"{each['gain']} ({each['interval']}) at Dirichlet {each['alpha']:g}" for each in lost(folder, FOLLOWING)]
     return (
         f"While the stepsize falls to a {fall:.3g}th, a fixed threshold keeps {fixed.value:.2f} times as many values "
         f"late as early, one that follows the stepsize {following.value:.2f} times. Against top-k at equal traffic "
@@ -250,12 +195,6 @@ def _finding(runs: Any) -> str:
     )
 
 
-def main() -> int:
-    """Write the figure, claims.csv and the README's blocks."""
-    _, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, output, {"thresholds": draw}, blocks, claims)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, made = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
+    experiments.draw_and_publish(HERE, made, {"thresholds": draw}, blocks, claims)

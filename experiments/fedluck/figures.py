@@ -5,8 +5,7 @@ This reads runs.csv and choices.csv from the output folder, which train.py write
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,19 @@ from matplotlib.figure import Figure
 from testbed.metrics import statistics
 from testbed.metrics.statistics import IntervalEstimate
 from testbed.metrics.verdicts import judge_ratio
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/fedluck/train.py"
 PUBLISHED = 0.03
 FEDLUCK, FEDAVG, FIXED = "FedLuck", "FedAvg", "periodic, "
 BASELINES = (FEDAVG, "FedAsync", "FedBuff", "periodic, 5 steps, 0.1", "periodic, 5 steps, 0.3",
              "periodic, 10 steps, 0.1", "periodic, 10 steps, 0.3")  # fmt: skip
 """As the publication's: synchronous, each by itself, buffered; periodic with 5 or 10 steps and ratios 0.1 or 0.3."""
-SOURCE = "ours, after FedLuck, Euro-Par 2024 (arXiv 2407.05125v1, abstract)"
 TIME, SENT = "seconds", "sent_mb"
-PUBLISHED_CUT = {TIME: 55.0, SENT: 56.0}
+PUBLISHED_FACTOR = 1 / (1 - 55 / 100)
+"""By 55 % less time."""
 COLOURS = {FEDLUCK: "#0072b2", FEDAVG: "#767d86", "FedAsync": "#cc79a7", "FedBuff": "#e69f00", FIXED: "#d55e00"}
 LABELS = {FEDLUCK: (-8, 5), "periodic, 5 steps, 0.1": (8, -11), "periodic, 10 steps, 0.3": (8, 1)}
 """Where a method's name is written, in points from its mean; those that are not named: above it to the right."""
@@ -51,17 +50,21 @@ def per_seed(runs: Any, method: str, straggler: float, measure: str) -> dict[int
     return dict(zip(part.seed.tolist(), part[measure].tolist(), strict=True))
 
 
-def against(runs: Any, ours: str, theirs: Sequence[str], straggler: float, measure: str) -> IntervalEstimate | None:
-    """Return how many times as much the others took as ours, geometric mean over them and over seeds; None where one
-    of them did not reach the target with every seed.
+def log_ratios(runs: Any, ours: str, theirs: Sequence[str], straggler: float, measure: str) -> dict[int, float] | None:
+    """Return by seed the mean over the others of the logarithm of how many times as much they took as ours; None where
+    one of them did not reach the target with every seed.
     """
     mine = per_seed(runs, ours, straggler, measure)
     others = [per_seed(runs, method, straggler, measure) for method in theirs]
-    seeds = sorted(set(runs.seed))
-    if not others or any(set(each) != set(seeds) for each in (mine, *others)):
+    if not others or any(set(each) != set(runs.seed) for each in (mine, *others)):
         return None
-    ratios = [np.exp(np.mean([np.log(each[seed] / mine[seed]) for each in others])) for seed in seeds]
-    return statistics.of_ratios([float(ratio) for ratio in ratios], "seed")
+    return {seed: float(np.mean([np.log(each[seed] / mine[seed]) for each in others])) for seed in sorted(mine)}
+
+
+def against(runs: Any, ours: str, theirs: Sequence[str], straggler: float, measure: str) -> IntervalEstimate | None:
+    """Return how many times as much the others took as ours, geometric mean over them and over seeds; None as above."""
+    logs = log_ratios(runs, ours, theirs, straggler, measure)
+    return None if logs is None else statistics.of_ratios([float(np.exp(each)) for each in logs.values()], "seed")
 
 
 def best_fixed(folder: Path, runs: Any) -> str:
@@ -73,11 +76,6 @@ def best_fixed(folder: Path, runs: Any) -> str:
     return "" if means.empty else str(means.groupby("method").min().idxmin())
 
 
-def pair_s() -> float:
-    """Return how long one more seed of two methods takes."""
-    return 2 * experiments.training_s(HERE, "runs.csv")
-
-
 def cut_words(found: IntervalEstimate) -> tuple[str, str]:
     """Return by how much less ours took, in percent, and the interval."""
     less = f"{100 * (1 / found.value - 1):+.0f} %"
@@ -87,140 +85,81 @@ def cut_words(found: IntervalEstimate) -> tuple[str, str]:
     return less, f"{low:+.0f} to {high:+.0f} %, 95 %, {found.n} seeds"
 
 
-def times_words(found: IntervalEstimate) -> tuple[str, str]:
-    """Return how many times as fast, and the interval."""
-    if found.interval is None:
-        return f"{found.value:.2f} times", "one seed"
-    return f"{found.value:.2f} times", f"{found.interval.low:.2f} to {found.interval.high:.2f}, 95 %, {found.n} seeds"
+def _facts(found: IntervalEstimate, least: float = 1.0, size: float | None = None) -> Facts:
+    """Return the facts of a claim that a ratio of times or of bytes is at least so much; `size`: the published one."""
+    judged, (less, interval) = judge_ratio(found, least), cut_words(found)
+    ends = "one seed"
+    if found.interval is not None:
+        ends = f"{found.interval.low:.2f} to {found.interval.high:.2f}, 95 %, {found.n} seeds"
+    unresolved = experiments.open_words("", judged, 2 * experiments.training_s(HERE, "runs.csv"), size)
+    said = {"interval": ends, "less": less, "less_interval": interval}
+    return {"judgement": judged, "least": least, "unresolved": unresolved, **said}
 
 
-def _claim(
-    says: str, found: IntervalEstimate | None, least: float, why: str, *, source: str = "ours", published: str = ""
-) -> list[Claim]:
-    if found is None:
-        return []
-    ours, interval = cut_words(found) if source == SOURCE else times_words(found)
-    judged = judge_ratio(found, least)
-    size = 1 / (1 - PUBLISHED_CUT[TIME] / 100) if published else None
-    return [
-        Claim(
-            claim=says,
-            source=source,
-            published=published,
-            ours=ours,
-            interval=interval,
-            verdict=judged.verdict or "not resolved",
-            why=experiments.open_words(why, judged, pair_s(), size),
-            command=COMMAND,
-        )
-    ]
+def gains(
+    folder: Path,
+    base: str,
+    ours: str = FEDLUCK,
+    measure: str = TIME,
+    cut: float | None = None,
+    *,
+    average: bool = False,
+    every_network: bool = False,
+) -> Iterator[Facts]:
+    """Yield how many times as much another method takes as ours: each of the baselines, or on average all of them; the
+    best fixed choice; or one that is named. On the published network, or each. `cut`: by how many percent less was
+    published, which the average has to reach.
+    """
+    runs = results(folder)
+    named = {"baselines": BASELINES, "best fixed": [best_fixed(folder, runs)]}.get(base, [base])
+    least = 1 / (1 - cut / 100) if average and cut else 1.0
+    for straggler in sorted(set(runs.straggler)) if every_network else [PUBLISHED]:
+        for theirs in [named] if average else [[each] for each in named]:
+            if (found := against(runs, ours, theirs, straggler, measure)) is not None:
+                facts = _facts(found, least, PUBLISHED_FACTOR if cut else None)
+                yield {"base": theirs[0], "straggler": straggler, **facts}
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of choosing local steps and ratio together, and what became of it."""
+    return claim_rows.claims(globals(), folder)
+
+
+def growth(folder: Path) -> Facts | None:
+    """Return how many times as large FedLuck's gain is with the slowest straggler as with one like the others, over
+    the baselines that get to the target with it.
+    """
     runs = results(folder)
-    shown = [method for method in BASELINES if method in set(runs.method)]
-    networks, best = sorted(set(runs.straggler)), best_fixed(folder, runs)
-    rows = []
-    for measure, what in ((TIME, "time"), (SENT, "uplink traffic")):
-        cut = PUBLISHED_CUT[measure]
-        published = f"-{cut:g} % on average over the baselines"
-        for method in shown:
-            rows += _claim(
-                f"FedLuck reaches the target accuracy with less {what} than {method}",
-                against(runs, FEDLUCK, [method], PUBLISHED, measure),
-                1.0,
-                "each at its own best learning rate",
-                source=SOURCE,
-                published=published,
-            )
-        if len(shown) == len(BASELINES):
-            rows += _claim(
-                f"FedLuck reaches the target accuracy with {cut:g} % less {what} than the baselines on average",
-                against(runs, FEDLUCK, shown, PUBLISHED, measure),
-                1 / (1 - cut / 100),
-                f"geometric mean over {len(shown)} baselines, each at its own best learning rate",
-                source=SOURCE,
-                published=published,
-            )
-    rows += _claim(
-        "FedLuck is at least as fast as the best fixed choice", against(runs, FEDLUCK, [best], PUBLISHED, TIME), 1.0,
-        f"best in the trials of the learning rates: {best}",
-    )  # fmt: skip
-    for straggler in networks:
-        link = f"straggler's uplink {straggler:g} MB/s"
-        rows += _claim(
-            f"With alike choices periodic asynchronous rounds are at least as fast as synchronous ones ({link})",
-            against(runs, "periodic, 5 steps, 0.1", [FEDAVG], straggler, TIME),
-            1.0,
-            "5 local steps, ratio 0.1",
-        )
-    rows += _claim(
-        "With FedLuck's choices periodic asynchronous rounds are at least as fast as synchronous ones",
-        against(runs, FEDLUCK, ["FedLuck, synchronous"], PUBLISHED, TIME), 1.0, "each at its own best learning rate",
-    )  # fmt: skip
-    for alone in ("ratio", "steps"):
-        rows += _claim(
-            f"FedLuck is at least as fast as choosing the {alone} alone",
-            against(runs, FEDLUCK, [f"periodic, {alone} chosen"], PUBLISHED, TIME), 1.0,
-            "by the same objective; what is not chosen is 5 steps, or ratio 0.1",
-        )  # fmt: skip
-    rows += _claim(
-        "Choosing the ratio alone is at least as fast as choosing the local steps alone",
-        against(runs, "periodic, ratio chosen", ["periodic, steps chosen"], PUBLISHED, TIME), 1.0,
-        "by the same objective; what is not chosen is 5 steps, and ratio 0.1",
-    )  # fmt: skip
-    rows += _claim(
-        "FedLuck with error feedback is at least as fast as without",
-        against(runs, "FedLuck, error feedback", [FEDLUCK], PUBLISHED, TIME), 1.0, "the published runs have none",
-    )  # fmt: skip
-    return rows + growth(runs, shown, networks)
-
-
-def growth(runs: Any, shown: Sequence[str], networks: Sequence[float]) -> list[Claim]:
-    """Return what became of the gain growing with the straggler."""
-    if len(networks) < 2 or not shown:
-        return []
-    slow, alike = min(networks), max(networks)
-    shown = [method for method in shown if per_seed(runs, method, slow, TIME)]
-    found = []
-    for straggler in (slow, alike):
-        mine = per_seed(runs, FEDLUCK, straggler, TIME)
-        others = [per_seed(runs, method, straggler, TIME) for method in shown]
-        if any(set(each) != set(runs.seed) for each in (mine, *others)):
-            return []
-        found.append({s: float(np.mean([np.log(each[s] / mine[s]) for each in others])) for s in sorted(mine)})
-    ratios = [float(np.exp(found[0][seed] - found[1][seed])) for seed in found[0]]
-    return _claim(
-        "FedLuck's gain over the baselines grows with the straggler", statistics.of_ratios(ratios, "seed"), 1.0,
-        f"gain in time with its uplink at {slow:g} MB/s over that at {alike:g} MB/s, a link like the others'; over "
-        + " and ".join(shown),
-    )  # fmt: skip
+    slow, alike = min(runs.straggler), max(runs.straggler)
+    shown = [method for method in BASELINES if per_seed(runs, method, slow, TIME)]
+    far, near = (log_ratios(runs, FEDLUCK, shown, straggler, TIME) for straggler in (slow, alike))
+    if slow == alike or far is None or near is None:
+        return None
+    found = statistics.of_ratios([float(np.exp(far[seed] - near[seed])) for seed in far], "seed")
+    return {"slow": slow, "alike": alike, "shown": " and ".join(shown), **_facts(found)}
 
 
 def table(folder: Path) -> Any:
     """Return every method on the published network, means over the seeds that reached the target."""
     runs = results(folder)
     runs = runs[runs.straggler == PUBLISHED]
-    rows = []
-    for method, part in runs.groupby("method", sort=False):
-        reached = part[part.seconds.notna()]
-        rows.append(
-            {
-                "method": method,
-                "learning rate": f"{part.learning_rate.iloc[0]:g}",
-                "reached": f"{len(reached)} of {len(part)}",
-                "s": f"{reached.seconds.mean():.0f}",
-                "lowest, highest": f"{reached.seconds.min():.0f}, {reached.seconds.max():.0f}",
-                "sent, MB": f"{reached.sent_mb.mean():.2f}",
-                "answers, MB": f"{reached.answered_mb.mean():.0f}",
-                "server's steps": f"{reached.steps.mean():.0f}",
-                "local steps": f"{reached.local_steps.mean():.0f}",
-                "staleness": f"{part.staleness.mean():.2f}",
-                "stalest": f"{part.stalest.max()}",
-            }
-        )
-    return pandas.DataFrame(rows)
+    every, reached = (frame.groupby("method", sort=False) for frame in (runs, runs[runs.seconds.notna()]))
+    mean = reached.mean(numeric_only=True).reindex(runs.method.unique())
+    low, high, count = (reached.seconds.agg(of).reindex(mean.index) for of in ("min", "max", "count"))
+    return pandas.DataFrame(
+        {
+            "learning rate": every.learning_rate.first().map("{:g}".format),
+            "reached": count.fillna(0).map("{:.0f} of ".format) + every.size().map("{}".format),
+            "s": mean.seconds.map("{:.0f}".format),
+            "lowest, highest": low.map("{:.0f}, ".format) + high.map("{:.0f}".format),
+            "sent, MB": mean.sent_mb.map("{:.2f}".format),
+            "answers, MB": mean.answered_mb.map("{:.0f}".format),
+            "server's steps": mean.steps.map("{:.0f}".format),
+            "local steps": mean.local_steps.map("{:.0f}".format),
+            "staleness": every.staleness.mean().map("{:.2f}".format),
+            "stalest": every.stalest.max().map("{}".format),
+        }
+    ).reset_index()
 
 
 def choices(folder: Path) -> Any:
@@ -269,10 +208,6 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
-def _family(method: str) -> str:
-    return FIXED if method.startswith(FIXED) else method
-
-
 def draw(folder: Path) -> Figure:
     """Draw traffic against time to the target for FedLuck and its baselines over the published network."""
     runs = results(folder)
@@ -280,12 +215,13 @@ def draw(folder: Path) -> Figure:
     figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     axes = figure.subplots()
     for method, part in shown.groupby("method", sort=False):
-        colour, place = COLOURS[_family(str(method))], LABELS.get(str(method), (7, 5))
+        name = str(method)
+        colour, place = COLOURS[FIXED if name.startswith(FIXED) else name], LABELS.get(name, (7, 5))
         x, y = np.exp(np.log(part.seconds).mean()), np.exp(np.log(part.sent_mb).mean())
         axes.plot(part.seconds, part.sent_mb, ".", color=colour, alpha=0.35, ms=5)
         axes.plot(x, y, "o", color=colour, ms=7)
         axes.annotate(
-            str(method), (x, y), textcoords="offset points", xytext=place, ha="right" if place[0] < 0 else "left",
+            name, (x, y), textcoords="offset points", xytext=place, ha="right" if place[0] < 0 else "left",
             fontsize=8, color=colour, weight="bold",
         )  # fmt: skip
     axes.set(xlabel="time to the target, s", ylabel="sent by all devices, MB", xscale="log", yscale="log")
@@ -299,28 +235,12 @@ def draw(folder: Path) -> Figure:
 
 
 def _finding(runs: Any, best: str) -> str:
-    fixed, sync = (against(runs, other, [FEDLUCK], PUBLISHED, TIME) for other in (best, FEDAVG))
-    words = [
-        f"{found.value:.2f} times that of {what}"
-        for found, what in (
-            (fixed, f"the best fixed choice ({best.removeprefix(FIXED)})"),
-            (sync, "synchronous rounds"),
-        )
-        if found is not None
-    ]
+    names = {best: f"the best fixed choice ({best.removeprefix(FIXED)})", FEDAVG: "synchronous rounds"}
+    ratios = {what: against(runs, other, [FEDLUCK], PUBLISHED, TIME) for other, what in names.items()}
+    words = [f"{found.value:.2f} times that of {what}" for what, found in ratios.items() if found is not None]
     return "FedLuck's time to the target is " + "\nand ".join(words)
 
 
-def main() -> int:
-    """Write the figure, claims.csv and the README's blocks."""
-    _, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    if output.resolve() != HERE:
-        (output / "published.csv").write_bytes((HERE / "published.csv").read_bytes())
-    with style.applied():
-        experiments.save_figure(draw(output), output, "time")
-    experiments.publish(output, blocks(output), claims(output))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, made = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
+    experiments.draw_and_publish(HERE, made, {"time": draw}, blocks, claims)

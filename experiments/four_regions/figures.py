@@ -12,37 +12,37 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
-NAME = "four_regions"
-FIGURE = "slowdown"
-COMMAND = f"python -m testbed predict {NAME}"
-SOURCE = "Protocol Models, arXiv 2506.01260 (second-hand)"
 PUBLISHED = 13.0
 
 
 def times(folder: Path) -> Any:
-    """Return a row for each draw, delay and schedule: seconds per step raw and compressed, and their ratio."""
+    """Return a row for each draw, delay and schedule: seconds per step raw and compressed, and how many times as long
+    it is as the compressed one, and that as in a datacenter with bf16.
+    """
     frame = predicted.cells(folder)
+    datacenter_s = frame[(frame.grid == "datacenter") & (frame.codec == "bf16")].ideal_s.iloc[0]
     drawn = frame[frame.grid == "drawn"]
-    wide = drawn.assign(codec=drawn.codec.fillna("84 B per token")).pivot_table(
+    wide = drawn.assign(codec=drawn.codec.fillna("compressed").replace("bf16", "raw")).pivot_table(
         index=["schedule", "links.delay", "links.seed"], columns="codec", values="ideal_s"
     )
-    wide = wide.rename(columns={"bf16": "raw", "84 B per token": "compressed"}).reset_index()
-    return wide.assign(slower=wide.raw / wide.compressed)
+    wide = wide.reset_index().rename(columns={"links.delay": "delay"})
+    return wide.assign(slower=wide.raw / wide.compressed, datacenter=wide.compressed / datacenter_s)
 
 
-def datacenter_s(folder: Path) -> float:
-    """Return seconds per step of bf16 in a datacenter."""
-    frame = predicted.cells(folder)
-    return float(frame[(frame.grid == "datacenter") & (frame.codec == "bf16")].ideal_s.iloc[0])
+def usual(folder: Path) -> Any:
+    """Return the rows of `times` with GPipe and 20 ms."""
+    every = times(folder)
+    return every[(every.schedule == "gpipe") & (every.delay == "20ms")]
 
 
 def table(folder: Path) -> Any:
     """Return, by schedule and delay, the range over the draws."""
     rows = []
-    for (schedule, delay), part in times(folder).groupby(["schedule", "links.delay"]):
+    for (schedule, delay), part in times(folder).groupby(["schedule", "delay"]):
         rows.append(
             {
                 "schedule": schedule,
@@ -51,7 +51,7 @@ def table(folder: Path) -> Any:
                 "raw": _range(part.raw, "{:.0f}", " s"),
                 "compressed": _range(part.compressed, "{:.1f}", " s"),
                 "raw is slower": _range(part.slower, "{:.1f}", "x"),
-                "compressed against a datacenter": _range(part.compressed / datacenter_s(folder), "{:.2f}", "x"),
+                "compressed against a datacenter": _range(part.datacenter, "{:.2f}", "x"),
             }
         )
     return pd.DataFrame(rows)
@@ -62,57 +62,32 @@ def _range(values: Any, form: str, unit: str) -> str:
     return (ends[0] if ends[0] == ends[1] else " to ".join(ends)) + unit
 
 
+def drawn(folder: Path, published: float = PUBLISHED) -> Facts:
+    """Return how many times slower the raw run is, with GPipe and 20 ms and over all that was drawn, and how near the
+    compressed one is to a datacenter.
+    """
+    every, ours = times(folder), usual(folder)
+    all_of = every.slower.agg(["min", "max"])
+    ends = {name: ours[name].agg(["min", "mean", "max"]) for name in ("slower", "datacenter")}
+    nearest = every[every.delay == "1ms"].datacenter.min()
+    inside = all_of["min"] <= published <= all_of["max"]
+    return {**ends, "every": all_of, "nearest": nearest, "draws": len(ours), "inside": inside}
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what was claimed and what became of it."""
-    every = times(folder)
-    usual = every[(every.schedule == "gpipe") & (every["links.delay"] == "20ms")]
-    closeness = usual.compressed / datacenter_s(folder)
-    inside = every.slower.min() <= PUBLISHED <= every.slower.max()
-    return [
-        Claim(
-            claim="8 B parameters over 60 to 350 Mbit/s: without compression 13 times slower",
-            source=SOURCE,
-            published=f"{PUBLISHED:g}x",
-            ours=f"{usual.slower.mean():.1f}x with GPipe and 20 ms",
-            interval=f"{usual.slower.min():.1f} to {usual.slower.max():.1f} over {len(usual)} draws of the rates",
-            verdict="holds" if inside else "fails",
-            why=f"over the delays and schedules that the source leaves open it is {every.slower.min():.1f} to "
-            f"{every.slower.max():.1f}; the delay, not the rate, decides what is left of the compressed step",
-            command=COMMAND,
-        ),
-        Claim(
-            claim="A hundredfold compressed run over such links is as fast as a datacenter",
-            source=SOURCE,
-            published="matches the centralised run (in convergence)",
-            ours=f"{closeness.mean():.2f} times the step with 20 ms",
-            interval=f"{closeness.min():.2f} to {closeness.max():.2f} over {len(usual)} draws of the rates",
-            verdict="not comparable",
-            why="64 stages are 126 hops in a row: with 1 ms of delay it is "
-            f"{every[every['links.delay'] == '1ms'].compressed.min() / datacenter_s(folder):.2f} "
-            f"times; the source speaks "
-            "of convergence, this row of time per step",
-            command=COMMAND,
-        ),
-        predicted.explained(
-            predicted.cells(folder),
-            COMMAND,
-            step="A played step of 64 stages",
-            rate="rates",
-            why="two played cells of one draw against the critical path over the pipe formula",
-        ),
-    ]
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
-    every = times(folder)
-    usual = every[(every.schedule == "gpipe") & (every["links.delay"] == "20ms")]
+    ours = usual(folder)
     answer = (
-        f"Without compression a step of 64 stages takes {_range(usual.raw, '{:.0f}', ' s')} over {len(usual)} draws of "
-        f"60 to 350 Mbit/s, {_range(usual.slower, '{:.1f}', '')} times as long as with 84 bytes per token (published: "
-        f"13 times). The compressed step is {_range(usual.compressed / datacenter_s(folder), '{:.2f}', '')} times a "
+        f"Without compression a step of 64 stages takes {_range(ours.raw, '{:.0f}', ' s')} over {len(ours)} draws of "
+        f"60 to 350 Mbit/s, {_range(ours.slower, '{:.1f}', '')} times as long as with 84 bytes per token (published: "
+        f"13 times). The compressed step is {_range(ours.datacenter, '{:.2f}', '')} times a "
         f"datacenter's: at a delay of 20 ms, 126 hops in a row cost half a step, and no codec shortens them."
-    ).replace("%", " %")
+    )
     return {
         "answer": experiments.prose(answer),
         "draws": experiments.markdown_of(table(folder)),
@@ -122,17 +97,16 @@ def blocks(folder: Path) -> dict[str, str]:
 
 def draw(folder: Path) -> Any:
     """Draw how much slower the raw run is by draw, delay and schedule."""
-    every = times(folder)
+    every = times(folder).set_index(["schedule", "delay"]).slower.sort_index()
     figure, axes = plt.subplots(figsize=(7.6, 2.7), layout="constrained")
-    names = {"gpipe": "GPipe", "1f1b": "1F1B"}
-    colours = {"gpipe": "#0072b2", "1f1b": "#e69f00"}
-    order = [(schedule, delay) for delay in ("1ms", "20ms", "75ms") for schedule in names]
-    for place, (schedule, delay) in enumerate(order):
-        part = every[(every.schedule == schedule) & (every["links.delay"] == delay)]
-        axes.plot(part.slower, [place] * len(part), "o", color=colours[schedule], mfc="none")
+    looks = {"gpipe": ("GPipe", "#0072b2"), "1f1b": ("1F1B", "#e69f00")}
+    order = [(schedule, delay) for delay in ("1ms", "20ms", "75ms") for schedule in looks]
+    for place, key in enumerate(order):
+        part = every.loc[[key]]
+        axes.plot(part, [place] * len(part), "o", color=looks[key[0]][1], mfc="none")
     axes.axvline(PUBLISHED, color=style.INK, lw=1)
     axes.annotate("published", (PUBLISHED, -0.55), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
-    axes.set_yticks(range(len(order)), [f"{names[schedule]}, delay {delay[:-2]} ms" for schedule, delay in order])
+    axes.set_yticks(range(len(order)), [f"{looks[schedule][0]}, delay {delay[:-2]} ms" for schedule, delay in order])
     axes.set_ylim(len(order) - 0.5, -0.9)
     axes.set_xlim(0, None)
     axes.set_xlabel("raw step / compressed step; one circle for each draw of the links' rates")
@@ -141,4 +115,4 @@ def draw(folder: Path) -> Any:
 
 
 if __name__ == "__main__":
-    predicted.make(Path(__file__).parent, FIGURE, draw, blocks, claims)
+    predicted.make(Path(__file__).parent, "slowdown", draw, blocks, claims)

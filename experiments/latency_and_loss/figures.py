@@ -6,7 +6,7 @@ python experiments/latency_and_loss/figures.py [--results results/latency_and_lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,16 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from testbed.metrics.statistics import IntervalEstimate, of_ratios
-from testbed.report import experiments, predicted, style
-from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 
-NAME = "latency_and_loss"
-COMMAND = f"python -m testbed predict {NAME}"
 BASELINE = "bf16"
-PAYS = 1.1
-"""A codec that makes a step less than so many times as fast is not worth what it does to the numbers."""
 FEWEST = "topk(0.01)"
 """The codec of the fewest bytes."""
-WAYS = (("cubic", False), ("bbr", False), ("cubic", True))
-"""Congestion control, and whether it begins anew after a pause, as they are drawn."""
+WAYS = (("cubic", False, "-", "full"), ("bbr", False, ":", "none"), ("cubic", True, (0, (5, 1.5)), "none"))
+"""Congestion control, whether it begins anew after a pause, and how they are drawn."""
+USUAL = {"control": "cubic", "restarts": False}
 LINK = ["delay", "loss", "control", "restarts"]
 """What links differ in: one-way delay in ms, lost packets in per cent, congestion control, slow start after idle."""
 
@@ -63,15 +61,11 @@ def speed_ups(folder: Path) -> Any:
     """Return each codec's speed-up over the baseline on each link, with its interval over the links' seeds."""
     frame, rows = steps(folder), []
     for key, part in frame.groupby(LINK):
-        link = dict(zip(LINK, key, strict=True))
         for codec in frame.codec.unique():
-            if codec == BASELINE:
-                continue
-            found = ratio(part, {"codec": codec}, {"codec": BASELINE})
-            if found is not None:
+            if codec != BASELINE and (found := ratio(part, {"codec": codec}, {"codec": BASELINE})):
                 low, high = found.interval or (found.value, found.value)
-                rows.append({**link, "codec": codec, "speed_up": found.value, "low": low, "high": high})
-    return pd.DataFrame(rows)
+                rows.append((*key, codec, found.value, low, high))
+    return pd.DataFrame(rows, columns=[*LINK, "codec", "speed_up", "low", "high"])
 
 
 def words(found: IntervalEstimate) -> str:
@@ -81,149 +75,80 @@ def words(found: IntervalEstimate) -> str:
     return f"{found.value:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f})"
 
 
-def table(folder: Path, ours: Callable[[Any], dict[str, str]]) -> Any:
-    """Return a row for each delay and loss: what `ours` makes of the rows of such links."""
-    frame, rows = steps(folder), []
-    for (loss, delay), part in frame.groupby(["loss", "delay"]):
-        row = ours(part)
+def table(folder: Path, ours: dict[str, Any], base: dict[str, Any], against: str = "") -> Any:
+    """Return a row for each delay and loss: for each codec, how many times as long a step of `base` takes as one of
+    `ours`; or with a codec to compare `against`, that one's step, and how many times as long it is as each other's.
+    """
+    rows = []
+    for (loss, delay), part in steps(folder).groupby(["loss", "delay"]):
+        row = {}
+        if against and not (plain := _chosen(part, {**base, "codec": against})).empty:
+            row[f"{against}: step"] = f"{plain.step_s.median():.2f} s"
+        for codec in part.codec.unique():
+            found = ratio(part, {**ours, "codec": codec}, {**base, "codec": against or codec})
+            if codec != against and found:
+                row[codec] = words(found)
         if row:
             rows.append({"loss": f"{loss:g} %", "delay": f"{delay} ms", **row})
     return pd.DataFrame(rows)
 
 
-def by_codec(folder: Path) -> Any:
-    """Return the baseline's step and each codec's speed-up, with cubic and no restarts."""
-
-    def row(part: Any) -> dict[str, str]:
-        usual = {"control": "cubic", "restarts": False}
-        base = _chosen(part, {**usual, "codec": BASELINE})
-        if base.empty:
-            return {}
-        said = {f"{BASELINE}: step": f"{base.step_s.median():.2f} s"}
-        for codec in part.codec.unique():
-            if codec != BASELINE and (found := ratio(part, {**usual, "codec": codec}, {**usual, "codec": BASELINE})):
-                said[codec] = words(found)
-        return said
-
-    return table(folder, row)
+def links(frame: Any, on: str) -> list[dict[str, Any]]:
+    """Return which links are meant: without loss the shortest delay ("near") or the longest ("far"); or, for each loss,
+    that of the middle delay ("lossy").
+    """
+    if on != "lossy":
+        return [{"loss": 0.0, "delay": int(frame.delay.min() if on == "near" else frame.delay.max())}]
+    delays = frame[frame.loss > 0].groupby("loss").delay.unique()
+    return [{"loss": float(loss), "delay": int(sorted(each)[len(each) // 2])} for loss, each in delays.items()]
 
 
-def compared(folder: Path, ours: dict[str, Any], base: dict[str, Any]) -> Any:
-    """Return, for each codec, how many times as long a step of `base` takes as one of `ours`."""
-
-    def row(part: Any) -> dict[str, str]:
-        found = {
-            codec: ratio(part, {**ours, "codec": codec}, {**base, "codec": codec}) for codec in part.codec.unique()
-        }
-        return {codec: words(one) for codec, one in found.items() if one is not None}
-
-    return table(folder, row)
+def explained_without_loss(folder: Path) -> Facts:
+    """Return how far played cells without loss are from arithmetic."""
+    return predicted.departure_facts(_chosen(steps(folder), {**USUAL, "loss": 0.0}))
 
 
-def _lossy(frame: Any) -> list[tuple[float, int]]:
-    """Return a link for each loss: that of the middle delay."""
-    found = []
-    for loss, part in frame[frame.loss > 0].groupby("loss"):
-        delays = sorted(part.delay.unique())
-        found.append((float(loss), int(delays[len(delays) // 2])))
-    return found
-
-
-def _verdict(found: IntervalEstimate, least: float) -> Verdict:
-    """Judge that a ratio is at least so much."""
-    low, high = found.interval or (found.value, found.value)
-    return "holds" if low >= least else "fails" if high < least else "not resolved"
-
-
-def _interval(found: IntervalEstimate) -> str:
-    if found.interval is None:
-        return EXACT
-    return f"{found.interval.low:.2f} to {found.interval.high:.2f}, 95 %, {found.n} seeds of the links"
+def times(folder: Path, on: str, ours: dict[str, Any], base: dict[str, Any]) -> Iterator[Facts]:
+    """Yield how many times as long the step of `base` takes as that of `ours`, on the links that are meant."""
+    frame = steps(folder)
+    for link in links(frame, on):
+        if found := ratio(frame, {**USUAL, **link, **ours}, {**USUAL, **link, **base}):
+            facts = {**link, "value": found.value}
+            if found.interval is not None:
+                low, high = found.interval
+                interval = f"{low:.2f} to {high:.2f}, 95 %, {found.n} seeds of the links"
+                facts |= {"low": low, "high": high, "interval": interval}
+            yield facts
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed here and what became of it."""
-    frame = steps(folder)
-    usual = {"control": "cubic", "restarts": False}
-    still = _chosen(frame, {**usual, "loss": 0.0})
-    rows = [
-        predicted.explained(
-            still,
-            COMMAND,
-            over=f" over {len(still)} links without loss, cubic",
-            why="the critical path over the pipe formula, with headers; the rest is TCP",
-        )
-    ]
-    far = int(still.delay.max())
-    fewest = {**usual, "loss": 0.0, "delay": far, "codec": FEWEST}
-    compared = [
-        (
-            f"At {far} ms of delay and no loss {FEWEST} still makes a step {PAYS} times as fast as {BASELINE}",
-            fewest,
-            {**fewest, "codec": BASELINE},
-            PAYS,
-        ),
-        (
-            f"Slow start after idle makes a {BASELINE} step at {far} ms more than twice as long",
-            {**fewest, "codec": BASELINE},
-            {**fewest, "codec": BASELINE, "restarts": True},
-            2.0,
-        ),
-    ]
-    for loss, delay in _lossy(frame):
-        link = {**usual, "loss": loss, "delay": delay}
-        compared.append(
-            (
-                f"At {loss:g} % loss and {delay} ms, int8 over cubic is faster than {BASELINE} over bbr",
-                {**link, "codec": "int8"},
-                {**link, "control": "bbr", "codec": BASELINE},
-                1.0,
-            )
-        )
-    for claim, ours, base, least in compared:
-        if (found := ratio(frame, ours, base)) is not None:
-            rows.append(
-                Claim(
-                    claim=claim,
-                    source="ours",
-                    ours=f"{found.value:.2f}x",
-                    interval=_interval(found),
-                    verdict=_verdict(found, least),
-                    why="the one's step over the other's, played with the same losses on the links",
-                    command=COMMAND,
-                )
-            )
-    return rows
+    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
-    frame = steps(folder)
-    usual = {"control": "cubic", "restarts": False}
-    base, near, far = {**usual, "codec": BASELINE}, int(frame.delay.min()), int(frame.delay.max())
+    frame, plain = steps(folder), {"codec": BASELINE}
 
-    def gain(ours: dict[str, Any], base: dict[str, Any]) -> str:
-        found = ratio(frame, ours, base)
+    def gain(link: dict[str, Any], ours: dict[str, Any]) -> str:
+        found = ratio(frame, {**USUAL, **link, **plain, **ours}, {**USUAL, **link, **plain})
         return "(not played)" if found is None else f"{found.value:.3g} times"
 
     still = [
-        f"{gain({**usual, **link, 'codec': FEWEST}, {**base, **link})} as fast at {link['delay']} ms"
-        for link in ({"loss": 0.0, "delay": near}, {"loss": 0.0, "delay": far})
+        f"{gain(link, {'codec': FEWEST})} as fast at {link['delay']} ms"
+        for link in (*links(frame, "near"), *links(frame, "far"))
     ]
     said = [f"At 80 Mbit/s without loss {FEWEST} makes {BASELINE}'s step {' and '.join(still)}: round trips are left."]
-    for loss, delay in _lossy(frame):
-        link = {"loss": loss, "delay": delay}
-        said.append(
-            f"At {loss:g} % loss and {delay} ms bbr for cubic makes it "
-            f"{gain({**base, **link, 'control': 'bbr'}, {**base, **link})} as fast, int8 over cubic "
-            f"{gain({**base, **link, 'codec': 'int8'}, {**base, **link})}."
-        )
-    answer = " ".join(said)
+    said += [
+        f"At {link['loss']:g} % loss and {link['delay']} ms bbr for cubic makes it {gain(link, {'control': 'bbr'})} as "
+        f"fast, int8 over cubic {gain(link, {'codec': 'int8'})}."
+        for link in links(frame, "lossy")
+    ]
     return {
-        "answer": experiments.prose(answer),
-        "codecs": experiments.markdown_of(by_codec(folder)),
-        "control": experiments.markdown_of(compared(folder, {**usual, "control": "bbr"}, usual)),
-        "restarts": experiments.markdown_of(compared(folder, usual, {**usual, "restarts": True})),
+        "answer": experiments.prose(" ".join(said)),
+        "codecs": experiments.markdown_of(table(folder, USUAL, USUAL, BASELINE)),
+        "control": experiments.markdown_of(table(folder, {**USUAL, "control": "bbr"}, USUAL)),
+        "restarts": experiments.markdown_of(table(folder, USUAL, {**USUAL, "restarts": True})),
         "claims": claims_table(claims(folder)),
     }
 
@@ -234,10 +159,9 @@ def draw(folder: Path) -> Any:
     losses = sorted(frame.loss.unique())
     looks = style.looks(frame.codec.unique())
     figure, row = plt.subplots(1, len(losses), figsize=(9.2, 3.6), layout="constrained", sharey=True, squeeze=False)
-    ways = ((WAYS[0], "-", "full"), (WAYS[1], ":", "none"), (WAYS[2], (0, (5, 1.5)), "none"))
     for axes, loss in zip(row[0], losses, strict=True):
         for codec in frame.codec.unique():
-            for (control, restarts), dash, fill in ways:
+            for control, restarts, dash, fill in WAYS:
                 part = _chosen(frame, {"loss": loss, "codec": codec, "control": control, "restarts": restarts})
                 if part.empty:
                     continue
@@ -258,7 +182,7 @@ def draw(folder: Path) -> Any:
     ]
     lines += [
         Line2D([], [], color=style.INK, ls=dash, label=label)
-        for (_, dash, _), label in zip(ways, ("cubic", "bbr", "cubic, slow start after idle"), strict=True)
+        for (_, _, dash, _), label in zip(WAYS, ("cubic", "bbr", "cubic, slow start after idle"), strict=True)
     ]
     figure.legend(handles=lines, loc="outside upper center", ncols=len(lines))
     return figure

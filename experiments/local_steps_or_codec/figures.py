@@ -7,11 +7,9 @@ This reads curves.csv and tuning.csv, which train.py writes into the output fold
 from __future__ import annotations
 
 import functools
-import math
 import re
-import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,47 +23,36 @@ from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.devices import rates_of
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.statistics import of_differences
 from testbed.metrics.time_to_loss import crossing
-from testbed.metrics.verdicts import Judgement, Verdict, judge
+from testbed.metrics.verdicts import Judgement, judge
 from testbed.play.replicas import device_coding, worker_coding_ns
 from testbed.play.shapes import model_on_device
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 from testbed.spec import DataParallelSpec
 from testbed.workloads.models import shapes_of
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/local_steps_or_codec/train.py"
 ALL_REDUCE, BF16 = "all-reduce fp32", "all-reduce bf16"
 EQUAL, BITS_NEAR = 0.02, 2e-3
 """Nats that count as no worse; and how far a cell's bits may be from those that were counted, as a share."""
 TUNING_SEEDS = 2
 """With which each rate was tried: tuned_text.FULL."""
 LOCAL, CODEC, BOTH, NEITHER = "local steps", "codec", "both", "neither"
-KINDS = {
-    "all-reduce": NEITHER,
-    "DiLoCo": LOCAL,
-    "Streaming DiLoCo": BOTH,
-    "SparseLoCo": BOTH,
-    "top-k": CODEC,
-    "DD-EF": CODEC,
-    "DeMo": CODEC,
-    "PowerSGD": CODEC,
-    "1-bit Adam": CODEC,
+FAMILIES = {
+    "all-reduce": (NEITHER, "#767d86"),
+    "DiLoCo": (LOCAL, "#0072b2"),
+    "Streaming DiLoCo": (BOTH, "#56b4e9"),
+    "SparseLoCo": (BOTH, "#009e73"),
+    "top-k": (CODEC, "#e69f00"),
+    "DD-EF": (CODEC, "#d55e00"),
+    "DeMo": (CODEC, "#cc79a7"),
+    "PowerSGD": (CODEC, "#7b4fa3"),
+    "1-bit Adam": (CODEC, "#8c6d31"),
 }
-"""What a family saves bytes by."""
-COLOURS = {
-    "all-reduce": "#767d86",
-    "DiLoCo": "#0072b2",
-    "Streaming DiLoCo": "#56b4e9",
-    "SparseLoCo": "#009e73",
-    "top-k": "#e69f00",
-    "DD-EF": "#d55e00",
-    "DeMo": "#cc79a7",
-    "PowerSGD": "#7b4fa3",
-    "1-bit Adam": "#8c6d31",
-}
+"""What a family saves bytes by, and its colour."""
 _LINK = re.compile(r"link\((\d+)(M|G)bit, (\d+)ms")
 
 BySeed = Mapping[int, float]
@@ -153,6 +140,14 @@ class Results(NamedTuple):
         dense = min(1.0, row.dense_first / batches)
         return dense * self.sent_bits(ALL_REDUCE) + (1 - dense) * bits
 
+    def kind(self, name: str) -> str:
+        """Return what a method saves bytes by."""
+        return FAMILIES[self.rows[name].family][0]
+
+    def colour(self, name: str) -> str:
+        """Return the colour of a method's family."""
+        return FAMILIES[self.rows[name].family][1]
+
     def reached(self) -> list[str]:
         """Return the methods all of whose seeds get to the target."""
         return [name for name in self.rows if self.batches(name)]
@@ -213,8 +208,7 @@ def codec_shares(compute_s: float) -> dict[str, float]:
 
 def best(found: Results, link: Link, kinds: Iterable[str]) -> str:
     """Return the method of these kinds that gets to the target first, in the mean of its seeds."""
-    chosen = [name for name in found.reached() if KINDS[found.rows[name].family] in kinds]
-    return min(chosen, key=lambda name: experiments.mean_of(found.seconds(name, link)))
+    return next(name for name in _ranked(found, link) if found.kind(name) in kinds)
 
 
 def against(found: Results, link: Link, ours: str, base: str, effect: float | None = None) -> Judgement:
@@ -227,23 +221,19 @@ def methods_table(folder: Path) -> Any:
     """Return how each method trains, whatever the link."""
     found, rows = results(folder), []
     for name, row in found.rows.items():
-        tried = found.tuning[found.tuning.method == name]
-        chosen = tried[tried.chosen].iloc[0]
-        batches, last = found.batches(name), of_differences(list(found.last(name).values()), "seed")
-        rates = f"{chosen.learning_rate:g}"
-        if row.family.endswith("DiLoCo"):
-            rates += f", {chosen.outer_rate:g}"
-        reached = _sent_until(found, name) if batches else math.nan
+        chosen = found.tuning[(found.tuning.method == name) & found.tuning.chosen].iloc[0]
+        outer = f", {chosen.outer_rate:g}" if row.family.endswith("DiLoCo") else ""
+        batches = found.batches(name)
         rows.append(
             {
                 "method": name,
-                "rates": rates,
+                "rates": f"{chosen.learning_rate:g}{outer}",
                 "bits of a message": f"{row.bits:.3g}",
                 "bits sent per batch": f"{found.sent_bits(name):.3g}",
-                "codecs, of computing": f"{100 * found.codec_share[name]:.2g} %",
+                "codecs, of computing": percent(found.codec_share[name], "{:.2g}"),
                 "batches to the target": experiments.mean_words(batches, "{:.0f}") if batches else "not all seeds",
-                "bits sent until then": f"{reached:.4g}" if batches else "",
-                "last loss": experiments.mean_words(found.last(name), "{:.3f}") if last else "",
+                "bits sent until then": f"{_sent_until(found, name):.4g}" if batches else "",
+                "last loss": experiments.mean_words(found.last(name), "{:.3f}"),
             }
         )
     return pandas.DataFrame(rows)
@@ -258,18 +248,19 @@ def _sent_until(found: Results, name: str) -> float:
 def links_table(folder: Path) -> Any:
     """Return, for each link, the first of each kind, and how many times as soon as bf16 all-reduce it is."""
     found, rows = results(folder), []
+    base = baseline(found)
     for link in found.links:
-        row: dict[str, object] = {
-            "link": link.words,
-            "all-reduce": f"{experiments.mean_of(found.seconds(baseline(found), link)):.0f} s",
-        }
-        for kind in (LOCAL, CODEC, BOTH):
-            name = best(found, link, [kind])
-            row[kind] = f"{name}: {against(found, link, name, baseline(found)).value:.1f}x"
+        firsts = {kind: best(found, link, [kind]) for kind in (LOCAL, CODEC, BOTH)}
         first, second = _ranked(found, link)[:2]
         judged = against(found, link, first, second)
-        row["first"] = f"{first}, {judged.value:.2f} times as soon as {second} ({judged.interval_words})"
-        rows.append(row)
+        rows.append(
+            {
+                "link": link.words,
+                "all-reduce": f"{experiments.mean_of(found.seconds(base, link)):.0f} s",
+                **{kind: f"{name}: {against(found, link, name, base).value:.1f}x" for kind, name in firsts.items()},
+                "first": f"{first}, {judged.value:.2f} times as soon as {second} ({judged.interval_words})",
+            }
+        )
     return pandas.DataFrame(rows)
 
 
@@ -288,106 +279,45 @@ def seed_s() -> float:
     return 2 * experiments.tuned_training_s(HERE, TUNING_SEEDS)
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what was published and what we asked, and what became of it."""
-    found, rows = results(folder), []
-
-    def loss(claim: str, source: str, published: str, ours: str, base: str, effect: float, more: str) -> None:
-        if not {ours, base} <= found.rows.keys():
-            return
-        judged = judge("loss", found.last(ours), found.last(base), effect)
-        why = experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)
-        fewer = found.sent_bits(base) / found.sent_bits(ours)
-        rows.append(
-            Claim(
-                claim=claim,
-                source=source,
-                published=published,
-                ours=f"{judged.value:+.3f} nats after equal tokens, {fewer:.3g} times fewer bits sent than {base}",
-                interval=experiments.interval_words(judged),
-                verdict=judged.verdict or "not resolved",
-                why=f"{why}; {more}",
-                command=COMMAND,
-            )
-        )
-
-    small = "a model of 17,408 parameters, 4 workers, rates tuned for the time to the target"
-    for steps in (8, 32):
-        loss(
-            f"DiLoCo with {steps} local steps loses at most {EQUAL} nats to synchronous training",
-            "DiLoCo, arXiv 2311.08105, abstract",
-            "as well as synchronous training with 500 times less communication",
-            f"DiLoCo {steps}", ALL_REDUCE, EQUAL, small,
-        )  # fmt: skip
-    for steps in (8, 32):
-        loss(
-            f"SparseLoCo with {steps} local steps has at most DiLoCo's loss with as many",
-            "SparseLoCo, arXiv 2508.15706, abstract",
-            "outperforms full-precision DiLoCo with 1 to 3 % of the values in 2 bits",
-            f"SparseLoCo {steps}", f"DiLoCo {steps}", 0.0, small,
-        )  # fmt: skip
-    for steps in (8, 32):
-        loss(
-            f"Streaming DiLoCo with {steps} local steps loses at most {EQUAL} nats to DiLoCo with as many",
-            "Streaming DiLoCo, arXiv 2501.18512, abstract",
-            "similar quality with two orders of magnitude less bandwidth",
-            f"Streaming DiLoCo {steps}", f"DiLoCo {steps}", EQUAL, f"4 fragments, int4; {small}",
-        )  # fmt: skip
-    for kept in (32,):
-        loss(
-            f"DeMo with {kept} of 1,024 coefficients loses at most {EQUAL} nats to AdamW",
-            "DeMo, arXiv 2411.19870, abstract",
-            "comparable loss with up to 85 times less data",
-            f"DeMo {kept}", ALL_REDUCE, EQUAL, small,
-        )  # fmt: skip
-    for rank in (4,):
-        loss(
-            f"PowerSGD of rank {rank} loses at most {EQUAL} nats to dense gradients",
-            "PowerSGD, arXiv 1905.13727, abstract",
-            "test performance on par with SGD",
-            f"PowerSGD {rank}", ALL_REDUCE, EQUAL, f"rank {rank} of 32; {small}",
-        )  # fmt: skip
-    loss(
-        f"1-bit Adam loses at most {EQUAL} nats to Adam",
-        "1-bit Adam, arXiv 2102.02888, abstract",
-        "the same convergence with up to 5 times less communication",
-        "1-bit Adam", ALL_REDUCE, EQUAL, f"the first 64 of 448 batches are sent dense; {small}",
-    )  # fmt: skip
-    rows.append(
-        _everywhere(found, "Local steps with a codec reach the loss sooner than the best of all others", [BOTH])
-    )
-    rows.append(_everywhere(found, "Local steps alone reach it sooner than the best codec alone", [LOCAL], [CODEC]))
-    rows.append(_everywhere(found, "Every kind of saving reaches it sooner than bf16 all-reduce", None, [NEITHER]))
-    return rows
+def loss(folder: Path, pairs: Sequence[Sequence[str]], bound: float) -> Iterator[Facts]:
+    """Yield, for each pair that was trained, how much more the first's last loss is than the second's."""
+    found = results(folder)
+    for ours, base in pairs:
+        if {ours, base} <= found.rows.keys():
+            judged = judge("loss", found.last(ours), found.last(base), bound)
+            fewer = found.sent_bits(base) / found.sent_bits(ours)
+            shown = experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)
+            steps = max(found.rows[name].local_steps for name in (ours, base))
+            yield {"base": base, "judgement": judged, "fewer": fewer, "shown": shown, "steps": steps}
 
 
-def _everywhere(found: Results, claim: str, ours: list[str] | None, base: list[str] | None = None) -> Claim:
-    """Return a claim about all links: the best of some kinds against the best of others. `ours` None: each of them, of
-    which the slowest counts.
+def everywhere(folder: Path, kinds: Sequence[Sequence[str]], base: Sequence[str]) -> Facts:
+    """Return how many times as soon as the best of some kinds the best of others is, where it is least of all links;
+    with several `kinds` the slowest of the best counts.
     """
+    found = results(folder)
     judged = {}
     for link in found.links:
-        others = base or [kind for kind in (LOCAL, CODEC, BOTH, NEITHER) if kind not in (ours or [])]
-        kinds = [[kind] for kind in (LOCAL, CODEC, BOTH)] if ours is None else [ours]
-        names = [best(found, link, kind) for kind in kinds]
+        names = [best(found, link, each) for each in kinds]
         slowest = max(names, key=lambda name: experiments.mean_of(found.seconds(name, link)))
-        judged[link] = against(found, link, slowest, best(found, link, others), 1.0)
-    verdicts = [each.verdict for each in judged.values()]
+        judged[link] = against(found, link, slowest, best(found, link, base), 1.0)
+    verdicts, ends = ([getattr(each, of) for each in judged.values()] for of in ("verdict", "interval"))
+    low, high = (None, None) if None in ends else map(min, zip(*ends, strict=True))
+    open_ = [each for each in judged.values() if each.verdict == "not resolved"] if "fails" not in verdicts else []
     least = min(judged, key=lambda link: judged[link].value)
-    verdict: Verdict = "holds" if set(verdicts) == {"holds"} else "fails" if "fails" in verdicts else "not resolved"
-    values = [each.value for each in judged.values()]
-    unsure = [each for each in judged.values() if each.verdict == "not resolved"] if verdict == "not resolved" else []
-    return Claim(
-        claim=f"{claim}, on every link",
-        source="ours",
-        ours=f"{min(values):.2f} to {max(values):.2f} times as soon over {len(values)} links",
-        interval=f"{judged[least].interval_words}, 95 %, {judged[least].n} seeds, at {least.words}, where it is least",
-        verdict=verdict,
-        why=f"sooner on {verdicts.count('holds')} links and later on {verdicts.count('fails')} of {len(verdicts)}; "
-        f"steps of a model of {next(iter(found.rows.values())).values:,} parameters, seconds of one of 10 million"
-        + "".join(f"; {experiments.more_seeds(each, seed_s())}" for each in unsure[:1]),
-        command=COMMAND,
-    )
+    at = judged[least]
+    return {
+        "value": at.value, "low": low, "high": high, "most": max(each.value for each in judged.values()),
+        "interval": f"{at.interval_words}, 95 %, {at.n} seeds, at {least.words}, where it is least",
+        "links": len(judged), "sooner": verdicts.count("holds"), "later": verdicts.count("fails"),
+        "parameters": next(iter(found.rows.values())).values,
+        "unresolved": f"; {experiments.more_seeds(open_[0], seed_s())}" if open_ else "",
+    }  # fmt: skip
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return what was published and what we asked, and what became of it."""
+    return claim_rows.claims(globals(), folder)
 
 
 # ------------------------------------------------------------------ the README
@@ -438,9 +368,8 @@ def draw_map(folder: Path) -> Figure:
         x, y = rates.index(link.rate_mbps), delays.index(link.delay_ms)
         ranked = _ranked(found, link)
         first, gain = ranked[0], against(found, link, ranked[0], baseline(found)).value
-        kind = KINDS[found.rows[first].family]
-        other = next((name for name in ranked if KINDS[found.rows[name].family] != kind), first)
-        axes.add_patch(Rectangle((x, y), 1, 1, color=COLOURS[found.rows[first].family], alpha=0.3, lw=0))
+        other = next((name for name in ranked if found.kind(name) != found.kind(first)), first)
+        axes.add_patch(Rectangle((x, y), 1, 1, color=found.colour(first), alpha=0.3, lw=0))
         axes.text(x + 0.5, y + 0.68, first, ha="center", va="center", weight="bold")
         axes.text(x + 0.5, y + 0.42, f"{gain:.1f}x all-reduce", ha="center", va="center", fontsize=8.5)
         then = f"then {other}: {against(found, link, other, baseline(found)).value:.1f}x"
@@ -471,7 +400,7 @@ def draw_curves(folder: Path) -> Figure:
         points = list(found.curves[name].values())
         batches = [point.step for point in points[0] if all(point.step in {p.step for p in each} for each in points)]
         losses = [float(np.mean([p.loss for each in points for p in each if p.step == step])) for step in batches]
-        look = {"color": COLOURS[method.family], "ls": dash, "lw": 1.3}
+        look = {"color": found.colour(name), "ls": dash, "lw": 1.3}
         row[0].plot(batches, losses, label=name, **look)
         row[1].plot([found.sent_bits(name, step) * step for step in batches], losses, **look)
     lowest = min(found.rows, key=lambda name: experiments.mean_of(found.last(name)))
@@ -486,13 +415,7 @@ def draw_curves(folder: Path) -> Figure:
     return figure
 
 
-def main() -> int:
-    """Write the figures, cells.csv, claims.csv and the README's blocks."""
-    from_folder, output = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    (output / predicted.FILE).write_bytes((from_folder / predicted.FILE).read_bytes())
-    experiments.draw_and_publish(HERE, output, {"map": draw_map, "curves": draw_curves}, blocks, claims)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    played, made = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
+    (made / predicted.FILE).write_bytes((played / predicted.FILE).read_bytes())
+    experiments.draw_and_publish(HERE, made, {"map": draw_map, "curves": draw_curves}, blocks, claims)
