@@ -26,6 +26,7 @@ is on the other side, and is *not resolved* otherwise, or where there is one see
 
 from __future__ import annotations
 
+import csv
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -55,6 +56,8 @@ class ClaimRow(Frozen):
     claim: str
     source: str = "ours"
     published: str = ""
+    about: str = ""
+    """A row of published.csv, beside claims.toml, which has source and published number."""
     number: str = ""
     """Empty: nothing is measured for this claim, and all its text is here."""
     arguments: dict[str, Any] = Field(default={}, alias="with")
@@ -68,6 +71,8 @@ class ClaimRow(Frozen):
     """A fact that is true or false, or None where nothing decides, instead of a bound."""
     verdict: Verdict | None = None
     """Stated, where no number decides: the conditions are too far from the published ones, or nothing varies."""
+    otherwise: Verdict = "fails"
+    """The verdict where the whole interval is on the bound's other side."""
     why: str
     command: str
 
@@ -87,13 +92,13 @@ class ClaimRow(Frozen):
             return self.verdict
         if self.holds_if is not None:
             met = facts[self.holds_if]
-            return "not resolved" if met is None else "holds" if met else "fails"
+            return "not resolved" if met is None else "holds" if met else self.otherwise
         name, bound = next((name, bound) for name in _RULES if (bound := getattr(self, name)) is not None)
         ends = facts["low"], facts["high"]
         if None in ends:
             return "not resolved"
         sides = {bool(_RULES[name](end, facts[bound] if isinstance(bound, str) else bound)) for end in ends}
-        return "not resolved" if len(sides) > 1 else "holds" if sides.pop() else "fails"
+        return "not resolved" if len(sides) > 1 else "holds" if sides.pop() else self.otherwise
 
 
 def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
@@ -109,24 +114,32 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
     for number, table in enumerate(tables.get("claim", ()), 1):
         where = f"{path}, claim {number}"
         try:
-            row = ClaimRow.model_validate(shared | table)
+            said = _published(path.with_name("published.csv"), table["about"]) if "about" in table else {}
+            row = ClaimRow.model_validate(shared | said | table)
+            made += [_claim(row, facts) for facts in facts_of(row, program, folder)]
         except ValidationError as error:
             raise explain(error, ClaimRow, where) from None
-        try:
-            made += [_claim(row, facts) for facts in _facts(row, program, folder)]
-        except (KeyError, ValidationError) as error:
+        except KeyError as error:
             raise SpecError(f"{where}, has something that is not there: {error}") from error
     return made
 
 
-def _facts(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:
+def _published(path: Path, name: str) -> dict[str, str]:
+    """Return source and published number of a row of published.csv. KeyError without such a row."""
+    with path.open(encoding="utf8", newline="") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    return {column: rows[name][column] for column in ("source", "published")}
+
+
+def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:
+    """Yield the facts of each claim of a row, with those that have a meaning here. KeyError without such a number."""
     measure = program.get(row.number) or getattr(predicted, row.number, None)
     if row.number and measure is None:
         raise KeyError(row.number)
     found = measure(folder, **row.arguments) if measure else {}
     for facts in () if found is None else [found] if isinstance(found, Mapping) else found:
         judgement: Judgement | None = facts.get("judgement")
-        ends = (None, None)
+        ends: tuple[float | None, float | None] = (None, None)
         if judgement is not None:
             ends = judgement.interval or ends
             facts = {"value": judgement.value, "interval": experiments.interval_words(judgement), **facts}
