@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,11 @@ from testbed.metrics.statistics import difference, of_differences
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.policies.cycle import steady_cycle_s
 from testbed.policies.deco import NOISE_FACTORS
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/deco_sgd/train.py"
-SOURCE = "DeCo-SGD, arXiv 2507.17346"
 VALUES, COMPUTE_S, FIXED_RATE, RESOLUTION = 10_000_000, 0.1, 0.1, 4
 """The model whose steps are timed, as in train.py; the learning rate that is the same for all pairs; and the steps
 between two looks at the loss."""
@@ -265,71 +264,59 @@ def amplification(found: Results, choose: Choose) -> tuple[BySeed, BySeed, int] 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of DeCo-SGD, and what became of it."""
+    return claim_rows.claims(globals(), folder)
+
+
+def sooner(folder: Path, base: str, effect: float, least: bool = False) -> Iterator[Facts]:
+    """Yield, for each way to choose learning rates, how many times as soon DeCo-SGD's pair gets to the target as
+    another arm's, over all networks; judged where it is most, or `least`.
+    """
     found = results(folder)
-    published = pandas.read_csv(folder / "published.csv").value
-    rows = []
     for name, choose in MODES.items():
-        for base, number, what in zip((DSGD, STATIC), published, ("D-SGD", "static pairs"), strict=True):
-            judged = compared(found, choose, base, float(number))
-            network = max(judged, key=lambda each: judged[each].value)
-            rows.append(
-                Claim(
-                    claim=f"DeCo-SGD reaches a loss up to {number:g} times as soon as {what} (learning rate {name})",
-                    source=f"{SOURCE}, abstract"
-                    + ("" if base == DSGD else "; static there: CocktailSGD (second-hand)"),
-                    published=f"up to {number:g} times",
-                    ours=_range([each.value for each in judged.values()]) + f" times over {len(judged)} networks",
-                    interval=f"{_claim_interval(judged[network])}, at {_words(network)}",
-                    verdict=judged[network].verdict or "not resolved",
-                    why=("" if base == DSGD else "against the better of the two static pairs on each network; ")
-                    + "steps of a network of 2,110 parameters, seconds of one of 10 million; the interval is that of "
-                    "the network with the most; published networks and models are not known"
-                    + (f"; {_seeds(judged[network])}" if judged[network].verdict == "not resolved" else ""),
-                    command=COMMAND,
-                )
-            )
-        judged = compared(found, choose, BEST_STATIC, 1.0)
-        network = min(judged, key=lambda each: judged[each].value)
-        later = sum(each.verdict == "fails" for each in judged.values())
-        sooner = sum(each.verdict == "holds" for each in judged.values())
-        pair = next(iter(arms(found, choose).values()))[BEST_STATIC]
-        rows.append(
-            Claim(
-                claim="On every network DeCo-SGD's pair reaches the loss at least as soon as the one pair that is best "
-                f"over all of them (learning rate {name})",
-                source=f"ours, after {SOURCE}",
-                ours=_range([each.value for each in judged.values()]) + " times as soon",
-                interval=f"{_claim_interval(judged[network])}, at {_words(network)}, where it is least",
-                verdict=judged[network].verdict or "not resolved",
-                why=f"sooner on {sooner} networks and later on {later} of {len(judged)}; that pair, ratio {pair[0]:g} "
-                f"and staleness {pair[1]}, was chosen in hindsight"
-                + (f"; {_seeds(judged[network])}" if judged[network].verdict == "not resolved" else ""),
-                command=COMMAND,
-            )
-        )
+        judged = compared(found, choose, base, effect)
+        network = (min if least else max)(judged, key=lambda each: judged[each].value)
+        verdicts = [each.verdict for each in judged.values()]
+        ratio, staleness = next(iter(arms(found, choose).values()))[base]
+        yield {
+            "judgement": judged[network],
+            "mode": name,
+            "range": _range([each.value for each in judged.values()]),
+            "networks": len(judged),
+            "sooner": verdicts.count("holds"),
+            "later": verdicts.count("fails"),
+            "pair": f"ratio {ratio:g} and staleness {staleness}",
+            "interval": f"{_claim_interval(judged[network])}, at {_words(network)}",
+            "open": _open(judged[network]),
+        }
+
+
+def amplified(folder: Path) -> Iterator[Facts]:
+    """Yield, for each way to choose learning rates, what compression costs in steps with staleness and without."""
+    found = results(folder)
+    for name, choose in MODES.items():
         if (parts := amplification(found, choose)) is None:
             continue
         alone, late, staleness = parts
-        growth, judged_growth = difference(late, alone), judge("loss", alone, late, -RESOLUTION)
+        growth, judged = difference(late, alone), judge("loss", alone, late, -RESOLUTION)
         factors = [(1 - ratio / 2) ** -staleness for ratio in {ratio for ratio, _ in found.grid if ratio < 1}]
-        dense = [np.mean(list(choose(found.steps[1.0, each]).values())) for each in (0, staleness)]
         shown = "" if growth.detectable is None else f"; would have shown {growth.detectable:.0f} steps"
-        rows.append(
-            Claim(
-                claim=f"Compression costs more steps with staleness {staleness} than with none (learning rate {name})",
-                source=f"{SOURCE}, abstract: exponential amplification; the factor (1 - ratio/2)^-staleness: derived",
-                published=f"{min(factors):.2f} to {max(factors):.2f} times the noise, by ratio",
-                ours=f"{experiments.mean_of(alone):+.0f} steps without staleness, "
-                f"{experiments.mean_of(late):+.0f} with, mean over ratios",
-                interval=f"difference {_interval(growth.estimate.interval, '{:+.0f}')}, 95 %, {len(alone)} seeds",
-                verdict=judged_growth.verdict or "not resolved",
-                why=f"dense messages need {dense[0]:.0f} steps without and {dense[1]:.0f} with it; a difference counts "
-                f"from {RESOLUTION} steps{shown}"
-                + (f"; {_seeds(judged_growth)}" if judged_growth.verdict == "not resolved" else ""),
-                command=COMMAND,
-            )
-        )
-    return rows
+        yield {
+            "judgement": judged,
+            "bound": judged.effect,
+            "mode": name,
+            "staleness": staleness,
+            "factors": f"{min(factors):.2f} to {max(factors):.2f}",
+            "alone": experiments.mean_of(alone),
+            "late": experiments.mean_of(late),
+            "interval": f"difference {_interval(growth.estimate.interval, '{:+.0f}')}, 95 %, {len(alone)} seeds",
+            "dense": [np.mean(list(choose(found.steps[1.0, each]).values())) for each in (0, staleness)],
+            "resolution": RESOLUTION,
+            "open": shown + _open(judged),
+        }
+
+
+def _open(judged: Judgement) -> str:
+    return f"; {_seeds(judged)}" if judged.verdict == "not resolved" else ""
 
 
 def compared(found: Results, choose: Choose, base: str, effect: float) -> dict[tuple[int, int], Judgement]:
