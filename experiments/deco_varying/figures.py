@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -19,17 +19,16 @@ from scipy.stats import spearmanr
 
 from testbed.metrics.statistics import of_differences
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, style
-from testbed.report.claims import Claim, Verdict, claims_table
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/deco_varying/train.py"
-SOURCE = "DeCo-SGD, arXiv 2507.17346"
 DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
 CHOOSERS = (DECO, KNOWS, ORACLE)
 COLOURS = {DECO: "#d55e00", KNOWS: "#e69f00", ORACLE: style.INK}
 STATIC_COLOUR = "#0072b2"
-NEAR, EXACT, FOLLOWS = 0.02, 0.001, 0.5
+NEAR, EXACT = 0.02, 0.001
 """How far a formula or the played timeline may be off, as a share; the same of what is the formula's case; the rank
 correlation that is following."""
 TURN = 0.25
@@ -221,144 +220,104 @@ def live_table(folder: Path) -> Any:
 # ------------------------------------------------------------------ claims
 def claims(folder: Path) -> list[Claim]:
     """Return what we asked of DeCo-SGD, and what became of it."""
-    found, rows = results(folder), []
+    return claim_rows.claims(globals(), folder)
+
+
+def ratio_follows(folder: Path, least: float) -> Iterator[Facts]:
+    """Yield, for each link that varies, the rank correlation of DeCo-SGD's ratio with its rate."""
+    found = results(folder)
     for network in found.networks:
-        rows += follows_claim(found, network)
-        for ours, base, claim in (
-            (ORACLE, DECO, f"Over {network} DeCo-SGD is not sooner than the oracle"),
-            (DECO, found.best_static(network), f"Over {network} DeCo-SGD is sooner than every static pair"),
-            (DECO, KNOWS, f"Over {network} DeCo-SGD loses nothing for having to measure the link"),
-        ):
-            if not (found.steps[network, ours] and found.steps[network, base]):
-                continue
-            judged = against(found, network, ours, base, 1.0)
-            rows.append(
-                Claim(
-                    claim=claim,
-                    source=f"ours, after {SOURCE}",
-                    ours=f"{ours} {judged.value:.2f} times as soon as {base}",
-                    interval=f"{judged.interval_words}, 95 %, {judged.n} seeds",
-                    verdict=judged.verdict or "not resolved",
-                    why=_why(judged),
-                    command=COMMAND,
-                )
-            )
-    rows += [*link_claims(found), *live_claims(found)]
-    return rows
-
-
-def follows_claim(found: Results, network: str) -> list[Claim]:
-    """Return whether DeCo-SGD's choices follow a link; nothing where the link stays."""
-    alone, told = (following(found, network, arm) for arm in (DECO, KNOWS))
-    if not (alone and told):
-        return []
-    # As a difference of which less is better.
-    judged = judge("loss", {seed: -value for seed, value in alone.items()}, dict.fromkeys(alone, 0.0), -FOLLOWS)
-    low, high = judged.interval or (judged.value, judged.value)
-    why = (
-        f"over steps of the same moments; {experiments.mean_of(told):.2f} where it is told the link's rate when it "
-        "chooses, since what it chooses holds three or more steps later"
-    )
-    return [
-        Claim(
-            claim=f"DeCo-SGD's ratio follows the rate of {network}: rank correlation of at least {FOLLOWS:g}",
-            source=f"ours, after {SOURCE}",
-            ours=f"{-judged.value:.2f}",
-            interval=f"{-high:.2f} to {-low:.2f}, 95 %, {judged.n} timelines",
-            verdict=judged.verdict or "not resolved",
-            why=experiments.open_words(why, judged, seed_s(), unit=""),
-            command=COMMAND,
+        alone, told = (following(found, network, arm) for arm in (DECO, KNOWS))
+        if not (alone and told):
+            continue
+        # As a difference of which less is better.
+        judged = judge("loss", {seed: -value for seed, value in alone.items()}, dict.fromkeys(alone, 0.0), -least)
+        low, high = judged.interval or (judged.value, judged.value)
+        why = (
+            f"over steps of the same moments; {experiments.mean_of(told):.2f} where it is told the link's rate when it "
+            "chooses, since what it chooses holds three or more steps later"
         )
-    ]
+        yield {
+            "judgement": judged,
+            "bound": -least,
+            "network": network,
+            "correlation": -judged.value,
+            "interval": f"{-high:.2f} to {-low:.2f}, 95 %, {judged.n} timelines",
+            "shown": experiments.open_words(why, judged, seed_s(), unit=""),
+        }
 
 
-def link_claims(found: Results) -> list[Claim]:
-    """Return what becomes of a pipe's formula."""
-    rows, frame = [], found.apart
-    command = "python experiments/deco_varying/apart.py"
+def sooner(folder: Path, ours: str, base: str = "") -> Iterator[Facts]:
+    """Yield, for each link, how many times as soon one arm gets to the target as another, or the best static pair."""
+    found = results(folder)
+    for network in found.networks:
+        other = base or found.best_static(network)
+        if found.steps[network, ours] and found.steps[network, other]:
+            judged = against(found, network, ours, other, 1.0)
+            ends = f"{judged.interval_words}, 95 %, {judged.n} seeds"
+            about = {"network": network, "other": other, "shown": _why(judged)}
+            yield {"judgement": judged, "interval": ends, **about}
+
+
+def _settled(folder: Path, rate: str) -> Any:
+    frame = results(folder).apart
     later = frame[frame.step >= min(SETTLED, frame.step.max() // 2)]
-    plain = later[(later.rate == "constant") & (later.directions == "one")]
-    if len(plain):
-        worst = float((plain.played_s / plain.formula_s - 1).abs().max())
-        rows.append(
-            _exact(
-                "Over a link that stays, and with nothing large the other way, a message takes what the pipe's formula "
-                f"says, to {_percent(EXACT)}",
-                f"{_percent(worst, 3)} at most, of {len(plain)} messages behind slow start",
-                worst <= EXACT,
-                "all headers counted; windows hold nothing back, with or without packets that are sent again",
-                command,
-            )
-        )
+    return later[later.rate == rate]
+
+
+def link_that_stays(folder: Path) -> Facts | None:
+    """Return how far messages are from the pipe's formula where nothing large goes the other way."""
+    plain = _settled(folder, "constant")
+    plain = plain[plain.directions == "one"]
+    if not len(plain):
+        return None
+    return {"value": float((plain.played_s / plain.formula_s - 1).abs().max()), "count": len(plain), "exact": EXACT}
+
+
+def further_windows(folder: Path) -> Facts | None:
+    """Return how many messages that cross others are later by a delay for each further window that they need."""
+    frame = results(folder).apart
     turns = frame[(frame.rate == "constant") & (frame.directions == "both") & (frame.buffer == "whole")]
     turns = turns[turns.step > 0]
-    if len(turns):
-        delays = (turns.played_s - turns.formula_s) / turns.delay_s
-        most = np.ceil(turns.packets / turns.before_packets) - 1
-        least = np.ceil(turns.packets / turns.window_packets) - 1
-        inside = (delays >= least - TURN) & (delays <= most + TURN)
-        rows.append(
-            _exact(
-                "Where messages cross, one takes a delay longer for each further window that it needs",
-                f"{inside.sum()} of {len(turns)} messages, to {TURN:g} of a delay",
-                bool(inside.mean() >= 0.95),
-                "acknowledgements wait behind the other's packets until its window is used up, and the link is idle "
-                "until they are there; between as many windows as at the message's beginning and as at its end",
-                command,
-            )
-        )
-    entering = later[(later.rate == "varying") & (later.buffer == "whole") & (later.before_packets >= later.packets)]
-    if len(entering):
-        off = (entering.played_s / entering.entry_s - 1).abs()
-        integral = (entering.played_s / entering.formula_s - 1).abs()
-        rows.append(
-            _exact(
-                "A message that fits into its window and the queue leaves at the rate of the moment when it entered, "
-                "however the link's rate goes on",
-                f"{_percent(float(off.median()), 3)} off in the median of {len(entering)} messages, "
-                f"{(off <= EXACT).sum()} within {_percent(EXACT)}",
-                bool((off <= EXACT).mean() >= 0.75),
-                "sch_netem times a packet when it comes; by a pipe that follows the rate they are "
-                f"{_percent(float(integral.mean()))} off in the mean",
-                command,
-            )
-        )
+    if not len(turns):
+        return None
+    delays = (turns.played_s - turns.formula_s) / turns.delay_s
+    most = np.ceil(turns.packets / turns.before_packets) - 1
+    least = np.ceil(turns.packets / turns.window_packets) - 1
+    inside = (delays >= least - TURN) & (delays <= most + TURN)
+    return {"value": inside.mean(), "inside": inside.sum(), "count": len(turns), "turn": TURN}
+
+
+def entry_rate(folder: Path) -> Facts | None:
+    """Return how many messages that fit leave at the rate of the moment when they entered."""
+    entering = _settled(folder, "varying")
+    entering = entering[(entering.buffer == "whole") & (entering.before_packets >= entering.packets)]
+    if not len(entering):
+        return None
+    off = (entering.played_s / entering.entry_s - 1).abs()
+    integral = (entering.played_s / entering.formula_s - 1).abs()
+    near = {"near": (off <= EXACT).sum(), "exact": EXACT, "integral": float(integral.mean())}
+    return {"value": (off <= EXACT).mean(), "median": float(off.median()), "count": len(entering), **near}
+
+
+def formula_off(folder: Path) -> Facts | None:
+    """Return how far a pipe's formula is from all messages over the links themselves."""
+    frame = results(folder).apart
     whole = frame[(frame.rate == "varying") & (frame.directions == "both") & (frame.buffer == "own")]
-    if len(whole):
-        sums = whole.groupby("network", sort=False)[["played_s", "formula_s"]].sum()
-        off = sums.played_s / sums.formula_s - 1
-        rows.append(
-            _exact(
-                f"A pipe's formula says within {_percent(NEAR)} how long messages take over these links",
-                "; ".join(f"{network}: {_signed(value)}" for network, value in off.items()),
-                bool(off.abs().max() <= NEAR),
-                "so the timeline is played; both reasons are above",
-                command,
-            )
-        )
-    return rows
+    if not len(whole):
+        return None
+    sums = whole.groupby("network", sort=False)[["played_s", "formula_s"]].sum()
+    off = sums.played_s / sums.formula_s - 1
+    each = "; ".join(f"{network}: {_signed(value)}" for network, value in off.items())
+    return {"value": off.abs().max(), "near": NEAR, "each": each}
 
 
-def live_claims(found: Results) -> list[Claim]:
-    """Return how near the timeline is to live runs."""
-    return [
-        _exact(
-            f"Over {network} DeCo-SGD live, torch and TCP together, takes as long as one of the timeline's draws, to "
-            f"{_percent(NEAR)}",
-            f"live {each.live_s:.1f} s for {each.steps} steps, {len(each.played_s)} draws {min(each.played_s):.1f} to "
-            f"{max(each.played_s):.1f} s: {_signed(each.apart)} apart",
-            abs(each.apart) <= NEAR,
-            f"the first {each.alike} steps are alike to {_percent(EXACT)}; then a few bytes more or less decide which "
-            f"packets are lost, what is measured and chosen; {each.runs}",
-            "python -m testbed sweep deco_varying; python experiments/deco_varying/live.py",
-        )
-        for network, each in beside(found).items()
-    ]
-
-
-def _exact(claim: str, ours: str, holds: bool, why: str, command: str) -> Claim:
-    verdict: Verdict = "holds" if holds else "fails"
-    return Claim(claim=claim, source="ours", ours=ours, interval="exact", verdict=verdict, why=why, command=command)
+def live_beside(folder: Path) -> Iterator[Facts]:
+    """Yield how near the timeline's draws are to live runs."""
+    for network, each in beside(results(folder)).items():
+        draws = f"{len(each.played_s)} draws {min(each.played_s):.1f} to {max(each.played_s):.1f} s"
+        about = {"network": network, "draws": draws, "near": NEAR, "exact": EXACT}
+        yield {"value": abs(each.apart), "apart": each.apart, **about, "live": each}
 
 
 def seed_s() -> float:
