@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ import pandas as pd
 
 from testbed.codecs.catalogue.placement import canonical_text
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiment_tables, experiments, predicted, style
-from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report import claim_rows, experiment_tables, experiments, predicted, style
+from testbed.report.claim_rows import Facts
+from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = f"python -m testbed reproduce {HERE.name}"
 PASSES = "passes.csv"
-BASELINES = ("fp32", "bf16")
+BASELINES = {"fp32": 32, "bf16": 16}
+"""Bits of each."""
 AQSGD, CONTROL, DIRECT = "AQ-SGD", "DirectQ after a full first pass", "DirectQ"
 WIDTHS = {2: 6, 3: 6, 4: 8}
 """Bits backward, by bits forward."""
@@ -51,7 +52,7 @@ MEASURES = {
 }
 BOUND = 0.02
 """Nats above fp32 that count as a worse loss; [compare] says so before anything is run."""
-BLOG = "Wang et al., AQ-SGD, NeurIPS 2022 (arXiv 2206.01299), abstract and the authors' account of 5 December 2022"
+BEST = "each at its best rate"
 TRAINING_S = 15.9
 """Of one core, for one training of 48 steps: measured on 2026-11-23."""
 SLOW, MIDDLE, FAST = "100Mbit", "500Mbit", "10Gbit"
@@ -80,30 +81,35 @@ def runs_and_passes(results: Path) -> tuple[Any, Any]:
 def arms(folder: Path) -> Any:
     """Return the runs of seeds.csv with method and bits forward; a baseline's method is its own name."""
     frame = pd.read_csv(folder / experiments.SEEDS)
-    codecs = frame.codec.map(canonical_text)
-    known = [ARMS.get(codec, (codec, 32 if codec == "fp32" else 16)) for codec in codecs]
-    rate = frame["optimiser.learning_rate"]
-    return frame.assign(method=[method for method, _ in known], bits=[bits for _, bits in known], rate=rate)
+    known = [ARMS.get(codec, (codec, BASELINES.get(codec, 16))) for codec in frame.codec.map(canonical_text)]
+    method, bits = zip(*known, strict=True)
+    return frame.assign(method=method, bits=bits, rate=frame["optimiser.learning_rate"])
 
 
-def losses(frame: Any, method: str, bits: int | None, column: str) -> dict[int, float]:
+def losses(frame: Any, method: str, bits: int, column: str) -> dict[int, float]:
     """Return an arm's losses by seed, at the rate of its least mean validation loss; empty where it was not run."""
-    rows = frame[frame.method == method]
-    rows = rows if bits is None else rows[rows.bits == bits]
+    rows = frame[(frame.method == method) & (frame.bits == bits)]
     if rows.empty:
         return {}
     return dict(rows[rows.rate == rows.groupby("rate").validation_loss.mean().idxmin()].groupby("seed")[column].first())
 
 
-def against(frame: Any, ours: tuple[str, int], base: tuple[str, int | None], column: str, bound: float) -> Any:
+def against(
+    frame: Any,
+    method: str,
+    bits: int,
+    base: tuple[str, int] = ("fp32", 32),
+    column: str = "validation_loss",
+    bound: float = BOUND,
+) -> Judgement | None:
     """Judge that an arm's loss is at most `bound` nats above another's; None where one of them was not run."""
-    a, b = losses(frame, *ours, column), losses(frame, *base, column)
+    a, b = losses(frame, method, bits, column), losses(frame, *base, column)
     return judge("loss", a, b, bound) if a.keys() & b.keys() else None
 
 
 def at_one_rate(frame: Any) -> Any:
     """Return the runs at the rate that is fp32's best: training losses at two rates cannot be compared."""
-    base = frame[frame.method == BASELINES[0]]
+    base = frame[frame.method == "fp32"]
     return frame[frame.rate == base.groupby("rate").validation_loss.mean().idxmin()]
 
 
@@ -122,24 +128,20 @@ def loss_table(folder: Path) -> Any:
             "seeds": len(part),
             "payload per step, kB": f"{part.payload_bytes_per_step.mean() / 1e3:.0f}",
         }
-        others = frame[(frame.method != method) | (frame.bits != bits)]
+        alone = pd.concat([frame[(frame.method != method) | (frame.bits != bits)], part])
         for column, name in MEASURES.items():
-            if method == BASELINES[0]:
-                row[name] = f"{part[column].mean():.4f}"
-                continue
-            alone = pd.concat([others, part])
-            alone = at_one_rate(alone) if column == "last_pass" else alone
-            found = against(alone, (method, bits), (BASELINES[0], None), column, BOUND)
+            found = against(at_one_rate(alone) if column == "last_pass" else alone, method, bits, column=column)
             row[name] = None if found is None else difference_words(found)
+            if method == "fp32":
+                row[name] = f"{part[column].mean():.4f}"
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def difference_words(found: Judgement) -> str:
     """Write a difference in nats and its interval."""
-    if found.interval is None:
-        return f"{found.value:+.4f}"
-    return f"{found.value:+.4f} ({found.interval.low:+.4f} to {found.interval.high:+.4f})"
+    ends = "" if found.interval is None else f" ({found.interval_words})"
+    return f"{found.value:+.4f}{ends}"
 
 
 # ------------------------------------------------------------------ time
@@ -211,117 +213,60 @@ def time_table(folder: Path) -> Any:
 # ------------------------------------------------------------------ claims
 def claims(folder: Path) -> list[Claim]:
     """Return what was claimed and what became of it, as far as the CSVs of a folder have the arms."""
-    made = []
-    if (folder / experiments.SEEDS).is_file():
-        made += list(_of_losses(arms(folder)))
-    if (folder / predicted.FILE).is_file():
-        made += list(_of_times(folder))
-    return made
+    return claim_rows.claims(globals(), folder)
 
 
-OPPOSITE: dict[Any, Verdict] = {"holds": "fails", "fails": "holds"}
-
-
-def _of_losses(frame: Any) -> Iterator[Claim]:
-    ways = (("at one rate for all, fp32's best", at_one_rate(frame)), ("each at its best rate", frame))
-    for bits, (way, rows) in itertools.product((2, 3), ways):
-        found = against(rows, (DIRECT, bits), (BASELINES[0], None), "validation_loss", BOUND)
+def less(
+    folder: Path, method: str, bits: Sequence[int], bound: float, ways: Sequence[str], than: str = "fp32"
+) -> Iterator[Facts]:
+    """Yield an arm's validation loss less another's of as many bits, or fp32's, for each of `bits` and `ways`."""
+    frame = arms(folder) if (folder / experiments.SEEDS).is_file() else None
+    for width, way in itertools.product(bits if frame is not None else (), ways):
+        rows = frame if way == BEST else at_one_rate(frame)
+        found = against(rows, method, width, (than, BASELINES.get(than, width)), bound=bound)
         if found is not None:
-            yield Claim(
-                claim=f"DirectQ of {bits} bits forward ends more than {BOUND} nats above fp32, {way}",
-                source=BLOG,
-                published='"a significantly worse model, or even diverge"',
-                ours=f"{found.value:+.3f} nats",
-                interval=experiments.interval_words(found),
-                verdict=OPPOSITE.get(found.verdict, "not resolved"),
-                why=_beside(rows, DIRECT, bits, found),
-                command=COMMAND,
-            )
-    for bits in WIDTHS:
-        found = against(frame, (AQSGD, bits), (BASELINES[0], None), "validation_loss", BOUND)
-        if found is not None:
-            yield Claim(
-                claim=f"AQ-SGD of {bits} bits forward keeps fp32's loss: at most {BOUND} nats above, each at its best "
-                "rate",
-                source=BLOG,
-                published="converges almost as fast as FP32 in steps",
-                ours=f"{found.value:+.3f} nats",
-                interval=experiments.interval_words(found),
-                verdict=found.verdict or "not resolved",
-                why=_beside(frame, AQSGD, bits, found),
-                command=COMMAND,
-            )
-    for words, ours, other in (
-        (f"of 2 bits a full first pass is worth {BOUND} nats to DirectQ", CONTROL, DIRECT),
-        (f"of 2 bits differences are worth {BOUND} nats over DirectQ with as full a first pass", AQSGD, CONTROL),
-    ):
-        for way, rows in ways:
-            found = against(rows, (ours, 2), (other, 2), "validation_loss", -BOUND)
-            if found is not None:
-                yield Claim(
-                    claim=f"{words}, {way}",
-                    source="ours",
-                    ours=f"{found.value:+.3f} nats",
-                    interval=experiments.interval_words(found),
-                    verdict=found.verdict or "not resolved",
-                    why=_shown(found, -BOUND),
-                    command=COMMAND,
-                )
+            facts = {"bits": width, "way": way, "shown": _shown(found, bound)}
+            yield {"judgement": found, **facts, "beside": _beside(rows, method, width)}
 
 
-def _beside(rows: Any, method: str, bits: int, judged: Judgement) -> str:
-    words = [_shown(judged, BOUND)]
-    for name, part, column in (
-        ("codec taken out", rows, "uncompressed_loss"),
-        ("training loss of the last pass, at fp32's rate", at_one_rate(rows), "last_pass"),
-    ):
-        found = against(part, (method, bits), (BASELINES[0], None), column, BOUND)
-        if found is not None:
-            words.append(f"{name} {difference_words(found)}")
-    return "; ".join(words)
+def _beside(rows: Any, method: str, bits: int) -> str:
+    plain = against(rows, method, bits, column="uncompressed_loss")
+    last = against(at_one_rate(rows), method, bits, column="last_pass")
+    said = {"codec taken out": plain, "training loss of the last pass, at fp32's rate": last}
+    return "".join(f"; {name} {difference_words(found)}" for name, found in said.items() if found is not None)
 
 
 def _shown(found: Judgement, bound: float) -> str:
     if found.verdict in ("holds", "fails"):
         return f"the whole interval is on one side of {bound:+.2f} nats"
-    more = experiments.more_seeds(found, 2 * TRAINING_S)
-    return (
-        more if found.detectable is None else f"would have shown {found.detectable:.2g} nats from {bound:+.2f}; {more}"
-    )
+    shown = "" if found.detectable is None else f"would have shown {found.detectable:.2g} nats from {bound:+.2f}; "
+    return shown + experiments.more_seeds(found, 2 * TRAINING_S)
 
 
-def _of_times(folder: Path) -> Iterator[Claim]:
+def published_times(folder: Path) -> Facts | None:
+    """Return the most that ten passes are faster by, and what agrees with both published times."""
+    if not (folder / predicted.FILE).is_file():
+        return None
     rows = solved(folder)
     able = rows[rows.speed_up.notna()]
     near = able[able.speed_up >= SPEED_UP * (1 - NEAR)]
-    ends = rows[rows.of != "steady state"]
-    four = ends[ends.bits == BITS["acsgd"]].most.max()
-    yield Claim(
-        claim="GPT2-XL is fine-tuned 4.3 times as fast at 100 Mbit/s, end to end",
-        source=BLOG,
-        published=f"up to {SPEED_UP}x",
-        ours=f"at most {ends.most.max():.2f}x",
-        interval=EXACT,
-        verdict="holds" if ends.most.max() >= SPEED_UP * (1 - NEAR) else "fails",
-        why=f"bytes and GPipe's schedule alone; of ten passes whose first is in full 4 and 8 bits (AC-SGD's defaults "
-        f"for this model) give at most {four:.2f}x, 3 and 6 bits (its defaults for DeBERTa) "
-        f"{ends[ends.bits != BITS['acsgd']].most.max():.2f}x",
-        command=COMMAND,
-    )
-    which = "; ".join(f"{row.sends} sends, {row.bits}, {row.of}: {row.speed_up:.2f}x" for row in near.itertuples())
-    yield Claim(
-        claim="31 % slower at 500 Mbit/s than fp32 at 10 Gbit/s and 4.3 times as fast at 100 Mbit/s are of one set-up",
-        source=BLOG,
-        published="31 %; up to 4.3x",
-        ours=f"{able.speed_up.min():.2f}x to {able.speed_up.max():.2f}x where 31 % comes out",
-        interval=EXACT,
-        verdict="holds" if len(near) else "fails",
-        why=f"how long a stage computes is not published and is solved for, from the 31 %; {which or 'none agrees'}",
-        command=COMMAND,
-    )
-    frame = predicted.cells(folder)
-    if frame.step_s.notna().any():
-        yield predicted.explained(frame, COMMAND, over=f" over {int(frame.step_s.notna().sum())} played cells")
+    which = [f"{row.sends} sends, {row.bits}, {row.of}: {row.speed_up:.2f}x" for row in near.itertuples()]
+    most = rows[rows.of != "steady state"].groupby("bits").most.max()
+    return {
+        "value": most.max(),
+        "near": SPEED_UP * (1 - NEAR),
+        **dict(zip(("four", "three"), most[list(BITS.values())], strict=True)),
+        "least": able.speed_up.min(),
+        "largest": able.speed_up.max(),
+        "agree": bool(which),
+        "which": "; ".join(which) or "none agrees",
+    }
+
+
+def played(folder: Path) -> Facts | None:
+    """Return how far played cells are from arithmetic; None where none was played."""
+    facts = predicted.explained_facts(folder) if (folder / predicted.FILE).is_file() else {"played": 0}
+    return facts if facts["played"] else None
 
 
 # ------------------------------------------------------------------ figures
@@ -346,7 +291,7 @@ def loss_figure(folder: Path) -> Any:
         look = {"color": COLOURS[method], "marker": MARKERS[method]}
         for rows, filled in ((same, False), (frame, True)):
             for bits in WIDTHS:
-                found = against(rows, (method, bits), ("fp32", None), "validation_loss", BOUND)
+                found = against(rows, method, bits)
                 if found is None:
                     continue
                 if found.interval is not None:
@@ -378,12 +323,15 @@ def _behind(folder: Path, rate: float) -> Any:
     return rows.assign(method=[ARMS[codec][0] for codec in rows.codec], behind=behind)
 
 
+def _two_bits(frame: Any) -> dict[str, Judgement]:
+    """Return how far each method's validation loss of 2 bits is above fp32's, where it was run."""
+    every = {method: against(frame, method, min(WIDTHS)) for method in TEXTS}
+    return {method: found for method, found in every.items() if found is not None}
+
+
 def _finding(frame: Any) -> str:
-    same, best = (
-        {method: against(rows, (method, 2), ("fp32", None), "validation_loss", BOUND) for method in (AQSGD, DIRECT)}
-        for rows in (at_one_rate(frame), frame)
-    )
-    if any(found is None for found in (*same.values(), *best.values())):
+    same, best = _two_bits(at_one_rate(frame)), _two_bits(frame)
+    if not {AQSGD, DIRECT} <= same.keys() & best.keys():
         return "Losses of AQ-SGD and DirectQ against fp32"
     return (
         f"2 bits, nats above fp32: AQ-SGD {best[AQSGD].value:.3f}; DirectQ {same[DIRECT].value:.3f} at the same rate, "
@@ -437,33 +385,24 @@ def _times_finding(folder: Path) -> str:
 # ------------------------------------------------------------------ README
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README, from the CSVs of a folder."""
-    made = claims(folder)
     return {
         "answer": _answer(folder),
-        "claims": claims_table(made),
+        "claims": claims_table(claims(folder)),
         "losses": experiments.markdown_of(loss_table(folder)),
         "times": experiments.markdown_of(time_table(folder)) if (folder / predicted.FILE).is_file() else "",
     }
 
 
 def _answer(folder: Path) -> str:
-    frame = arms(folder)
-    same = {
-        method: against(at_one_rate(frame), (method, 2), (BASELINES[0], None), "validation_loss", BOUND)
-        for method in TEXTS
-    }
-    words = [f"{method} {difference_words(found)}" for method, found in same.items() if found is not None]
+    same = at_one_rate(arms(folder))
+    words = [f"{method} {difference_words(found)}" for method, found in _two_bits(same).items()]
     told = f" {_times_finding(folder)}." if (folder / predicted.FILE).is_file() else ""
-    why = ": it is the differences that keep the loss" if _differences_do_it(frame) else ""
+    found = against(same, AQSGD, 2, (CONTROL, 2), bound=-BOUND)
+    why = ": it is the differences that keep the loss" if found is not None and found.verdict == "holds" else ""
     return experiments.prose(
         "**Answer.** Loss less fp32's after four passes of 2 bits forward, in nats, at fp32's rate: "
         f"{'; '.join(words)}{why}.{told}"
     )
-
-
-def _differences_do_it(frame: Any) -> bool:
-    found = against(at_one_rate(frame), (AQSGD, 2), (CONTROL, 2), "validation_loss", -BOUND)
-    return found is not None and found.verdict == "holds"
 
 
 def main() -> int:

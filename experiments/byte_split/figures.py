@@ -5,23 +5,21 @@ This reads codecs.csv from the output folder, which measure.py writes.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas
 from matplotlib.figure import Figure
 
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import markdown_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/byte_split/measure.py"
 PUBLISHED = 0.46
 """35.2 of 76.5 MiB: BloomBee (arXiv 2604.21072), fp16 activations of inference; second-hand."""
-PUBLISHED_GAIN = 0.33
-"""How much shorter that is than zstd without byte planes."""
 PLANES, WHOLE = "zstd({}, 3)", "zstd({}, 3, whole)"
 NAMES = {
     "gpt2-nano": "GPT-2 nano, random",
@@ -52,10 +50,10 @@ def models_of(codecs: Any) -> list[str]:
     return [name for name in NAMES if name in set(codecs.model)]
 
 
-def shares(codecs: Any, model: str, text: str, way: str, codec: str) -> Any:
-    """Return the rows of one line, by boundary."""
+def shares(codecs: Any, model: str, text: str, codec: str, way: str = "forward") -> Any:
+    """Return the shares of 16 bits that a codec leaves, by boundary."""
     same = (codecs.model == model) & (codecs.text == text) & (codecs.direction == way) & (codecs.codec == codec)
-    return codecs[same].sort_values("boundary")
+    return codecs[same].set_index("boundary").share.sort_index()
 
 
 def span(values: Any) -> str:
@@ -64,17 +62,18 @@ def span(values: Any) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def draw(codecs: Any) -> Figure:
+def draw(folder: Path) -> Figure:
     """Draw what is left of fp16 at each boundary: a column per model, activations above gradients."""
+    codecs = measured(folder)
     names = models_of(codecs)
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     panels = figure.subplots(2, len(names), sharex="col", sharey=True, squeeze=False)
     for row, way in zip(panels, WAYS, strict=True):
         for panel, model in zip(row, names, strict=True):
             for (text, codec), (colour, marker, dash) in LOOKS.items():
-                line = shares(codecs, model, text, way, codec.format("fp16"))
+                line = shares(codecs, model, text, codec.format("fp16"), way)
                 label = f"{TEXTS[text]}, {'byte planes' if codec == PLANES else 'as it is'}"
-                panel.plot(line.boundary, 100 * line.share, color=colour, marker=marker, ls=dash, label=label)
+                panel.plot(line.index, 100 * line, color=colour, marker=marker, ls=dash, label=label)
             if way == "forward":
                 panel.axhline(100 * PUBLISHED, color=style.MUTED, lw=1)
                 panel.annotate(
@@ -90,7 +89,7 @@ def draw(codecs: Any) -> Figure:
     most = names[-1]
     style.state(
         figure,
-        f"Byte planes leave {span(left(codecs, most, 'bundled', PLANES.format('fp16')))} of {NAMES[most]}'s fp16 "
+        f"Byte planes leave {span(shares(codecs, most, 'bundled', PLANES.format('fp16')))} of {NAMES[most]}'s fp16 "
         f"activations, not {100 * PUBLISHED:.0f} %",
     )
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
@@ -104,7 +103,7 @@ def table(codecs: Any) -> str:
     headings = ["text", "of", "codec", *(NAMES[model] for model in names)]
     rows = [
         [TEXTS[text], "X" if way == "forward" else "G", codec,
-         *(span(shares(codecs, model, text, way, codec).share) for model in names)]
+         *(span(shares(codecs, model, text, codec, way)) for model in names)]
         for text in TEXTS
         for way in WAYS
         for codec in dict.fromkeys(codecs.codec)
@@ -112,68 +111,28 @@ def table(codecs: Any) -> str:
     return markdown_table(headings, rows, right=headings[3:])
 
 
-def left(codecs: Any, model: str, text: str, codec: str, way: str = "forward") -> Any:
-    """Return the shares of 16 bits that a codec leaves, by boundary."""
-    return shares(codecs, model, text, way, codec).share.to_numpy()
+def kept(folder: Path, text: str, saved: bool = False) -> Iterator[Facts]:
+    """Yield for each trained model what byte planes leave of fp16 activations, or how much shorter than zstd alone."""
+    codecs = measured(folder)
+    for model in models_of(codecs):
+        planes, whole = (shares(codecs, model, text, codec.format("fp16")) for codec in (PLANES, WHOLE))
+        found = 1 - planes / whole if saved else planes
+        facts = {"model": NAMES[model], "range": span(found), "boundaries": len(found)}
+        if model not in RANDOM:
+            yield {"value": found.mean(), "low": found.min(), "high": found.max(), **facts}
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return the claims, from the CSVs in the folder alone."""
-    codecs = measured(folder)
-    source = "BloomBee (arXiv 2604.21072), inference; second-hand"
-    found = []
-    for model in models_of(codecs):
-        planes, whole = (left(codecs, model, "bundled", codec.format("fp16")) for codec in (PLANES, WHOLE))
-        repeated = left(codecs, model, "repeated", PLANES.format("fp16"))
-        rows = [
-            (
-                "byte planes and zstd leave 46 % of fp16 activations",
-                f"{100 * PUBLISHED:.0f} %",
-                planes,
-                "",
-                planes.max() <= PUBLISHED,
-                "the low byte of fp16 is noise, so half of the bytes stay whatever becomes of the others",
-            ),
-            (
-                "byte planes make fp16 activations a third shorter than zstd alone does",
-                f"{100 * PUBLISHED_GAIN:.0f} % shorter",
-                1 - planes / whole,
-                " shorter",
-                (1 - planes / whole).min() >= PUBLISHED_GAIN,
-                "zstd alone finds nothing in them",
-            ),
-            (
-                "byte planes and zstd leave 46 % of fp16 activations where one sentence is repeated",
-                f"{100 * PUBLISHED:.0f} %",
-                repeated,
-                "",
-                repeated.max() <= PUBLISHED,
-                "tokens of the same words are alike, and seldom the same to the last bit",
-            ),
-        ]
-        found += [
-            Claim(
-                claim=f"{claim} ({NAMES[model]})",
-                source=source,
-                published=published,
-                ours=f"{100 * values.mean():.0f} %{unit}",
-                interval=f"{span(values)} over {len(values)} boundaries",
-                verdict="holds" if holds else "fails",
-                why="as published" if holds else why,
-                command=COMMAND,
-            )
-            for claim, published, values, unit, holds, why in rows
-            if model not in RANDOM
-        ]
-    return found
+    return claim_rows.claims(globals(), folder)
 
 
 def answer(codecs: Any) -> str:
     """Return the answer in three lines; `table` has every number."""
     fp16, every = PLANES.format("fp16"), models_of(codecs)
     models = [model for model in every if model not in RANDOM] or every
-    said = " and ".join(f"{span(left(codecs, model, 'bundled', fp16))} ({NAMES[model]})" for model in models)
-    repeated = [share for model in models for share in left(codecs, model, "repeated", fp16)]
+    said = " and ".join(f"{span(shares(codecs, model, 'bundled', fp16))} ({NAMES[model]})" for model in models)
+    repeated = [share for model in models for share in shares(codecs, model, "repeated", fp16)]
     return experiments.prose(
         f"**Answer.** Byte planes and zstd leave {said} of the bytes of fp16 activations, where "
         f"{100 * PUBLISHED:.0f} % are published, and {span(repeated)} where one sentence is repeated. The low byte of "
@@ -187,15 +146,6 @@ def blocks(folder: Path) -> dict[str, str]:
     return {"answer": answer(codecs), "claims": claims_table(claims(folder)), "bytes": table(codecs)}
 
 
-def main() -> int:
-    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
-    _, output = experiments.folders(HERE.name, "Draw the figure of byte_split and make its tables.")
-    with style.applied():
-        figure = draw(measured(output))
-    experiments.save_figure(figure, output, "bytes")
-    experiments.publish(output, blocks(output), claims(output))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, written = experiments.folders(HERE.name, "Draw the figure of byte_split and make its tables.")
+    experiments.draw_and_publish(HERE, written, {"bytes": draw}, blocks, claims)

@@ -5,7 +5,6 @@ python experiments/clocks/figures.py [--results results/clocks] [--output experi
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -20,12 +19,12 @@ from testbed.metrics.fidelity import compare_timings
 from testbed.metrics.live_checks import timed_both_ways
 from testbed.metrics.steps import align, counted
 from testbed.records import StepRecord
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim
+from testbed.report.numbers import percent
 
 NAME = "clocks"
-BAR_MEDIAN, BAR_WORST, BAR_LINK = 0.01, 0.025, 0.001
-"""How far apart a played and a live step may be, and a quantity of a link from its ideal, as shares."""
 _MARKERS = {"1f1b": "o", "gpipe": "s"}
 
 
@@ -83,64 +82,48 @@ def blocks(folder: Path) -> dict[str, str]:
     """Return what the README says of summary.csv."""
     frame = pd.read_csv(folder / "summary.csv")
     sure, chance = frame[~frame.by_chance], frame[frame.by_chance]
-    apart = sure.difference.abs()
+    apart, by_chance = sure.difference.abs(), chance.difference.abs()
     within = int(((chance.low <= 0) & (chance.high >= 0)).sum())
     losses = "The losses are the same in all of them, bit for bit." if frame.same_losses.all() else "LOSSES DIFFER."
     answer = (
-        f"Over links that lose nothing a played step and a live one are {_percent(apart.median())} apart in the median "
-        f"of {len(sure)} cells and {_percent(apart.max())} at most; over links that lose packets "
-        f"{_percent(chance.difference.abs().median())} in the median of {len(chance)} and "
-        f"{_percent(chance.difference.abs().max())} at most, and {within} of the {len(chance)} intervals contain zero. "
-        f"{losses}"
+        f"Over links that lose nothing a played step and a live one are {percent(apart.median())} apart in the median "
+        f"of {len(sure)} cells and {percent(apart.max())} at most; over links that lose packets "
+        f"{percent(by_chance.median())} in the median of {len(chance)} and {percent(by_chance.max())} at most, and "
+        f"{within} of the {len(chance)} intervals contain zero. {losses}"
     )
     table = frame.assign(
         live=frame.live_ms.map("{:.1f} ms".format),
         played=frame.played_ms.map("{:.1f} ms".format),
-        apart=[_signed(value) for value in frame.difference],
-        interval=[f"{_signed(row.low)} to {_signed(row.high)}" for row in frame.itertuples()],
+        apart=frame.difference.map(_signed),
+        interval=frame.low.map(_signed) + " to " + frame.high.map(_signed),
         losses=frame.same_losses.map({True: "identical", False: "DIFFER"}),
     )[["network", "schedule", "codec", "live", "played", "apart", "interval", "losses"]]
-    return {"answer": "\n".join(textwrap.wrap(answer, 118)), "table": experiments.markdown_of(table)}
+    return {"answer": experiments.prose(answer), "table": experiments.markdown_of(table)}
+
+
+def steps_apart(folder: Path, median_bar: float, worst_bar: float) -> Facts:
+    """Return how far played steps are from live ones over links that lose nothing."""
+    frame = pd.read_csv(folder / "summary.csv")
+    sure = frame[~frame.by_chance]
+    middle, worst = sure.difference.abs().median(), sure.difference.abs().max()
+    met = middle <= median_bar and worst <= worst_bar
+    return {"median": middle, "worst": worst, "met": met, "least": sure.low.min(), "most": sure.high.max(),
+            "cells": len(sure)}  # fmt: skip
+
+
+def links_apart(folder: Path) -> Facts:
+    """Return how far the quantity of a link that is farthest from its ideal departs from it."""
+    found = pd.read_csv(Path(__file__).with_name("certificates.csv"))  # bench clock makes it
+    return {"value": (found.found / found.ideal - 1).abs().max(), "quantities": len(found)}
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return the two claims that the virtual clock rests on."""
-    frame = pd.read_csv(folder / "summary.csv")
-    sure = frame[~frame.by_chance]
-    apart = sure.difference.abs()
-    met = apart.median() <= BAR_MEDIAN and apart.max() <= BAR_WORST
-    found = pd.read_csv(Path(__file__).with_name("certificates.csv"))  # bench clock makes it
-    furthest = ((found.found - found.ideal) / found.ideal).abs().max()
-    return [
-        Claim(
-            claim="a step that is played on the virtual clock takes as long as a live one, torch and TCP together",
-            source="ours",
-            published="within 1 % in the median and 2.5 % at worst",
-            ours=f"{_percent(apart.median())} in the median, {_percent(apart.max())} at worst",
-            interval=f"{_signed(sure.low.min())} to {_signed(sure.high.max())}, {len(sure)} cells without loss",
-            verdict="holds" if met else "fails",
-            why="what is left is this machine's: waking a stage that waited, and the kernel's copy into a socket",
-            command="python -m testbed reproduce clocks",
-        ),
-        Claim(
-            claim="every quantity of a link on the virtual clock lies within 0.1 % of its ideal",
-            source="ours",
-            published="0.1 %",
-            ours=f"{100 * furthest:.3f} % at worst of {len(found)} quantities",
-            interval="exact",
-            verdict="holds" if furthest <= BAR_LINK else "fails",
-            why="a probe played over 12 links from 10 Mbit/s to 1 Gbit/s and 5 to 100 ms, against the pipe formula",
-            command="python -m testbed bench clock -o experiments/clocks/certificates.csv",
-        ),
-    ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return claim_rows.claims(globals(), folder)
 
 
 def _signed(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+    return percent(share, "{:+.1f}")
 
 
 def draw(frame: Any, title: str, caption: str) -> Any:
@@ -175,7 +158,7 @@ def main() -> None:
     frame = differences(folder)
     frame.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     sure = frame[~frame.by_chance].difference.abs()
-    title = f"Without loss, played and live steps are {_percent(sure.median())} apart, {_percent(sure.max())} at most"
+    title = f"Without loss, played and live steps are {percent(sure.median())} apart, {percent(sure.max())} at most"
     with style.applied():
         runs = experiments.runs_frame(folder)
         caption = (

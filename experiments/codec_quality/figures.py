@@ -35,6 +35,8 @@ LOSSES = {"loss": "validation_loss", "plain": "uncompressed_loss"}
 STRAIGHT = 0.1
 """The difference in nats up to which the axis is linear; beyond it is logarithmic."""
 TICKS = (-1, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+BAR: dict[str, Any] = {"marker": "|", "ms": 9, "mew": 1.6, "ls": "none"}
+"""How the loss without the codec is marked."""
 BITS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 
@@ -193,6 +195,12 @@ def settings(arms: Any, runs: Any) -> str:
     return WORDS.format(straight=STRAIGHT) + what + experiments.caption(runs)
 
 
+def handles(arms: Any, *looks: dict[str, Any]) -> list[Handle]:
+    """Return what a legend says of these marks, and of hollow ones."""
+    hollow = {"label": f"hollow: {hollow_words(arms)}", "ls": "none", "marker": "o", "mfc": style.PAPER}
+    return [Line2D([], [], color=style.MUTED, **look) for look in (*looks, hollow)]
+
+
 def face(arm: Any, arms: Any, colour: str) -> str:
     """Return the fill colour of a mark."""
     return style.PAPER if arm.negative_control or arm.certified < arm.runs or arm.seeds < arms.seeds.max() else colour
@@ -225,13 +233,9 @@ def floors(runs: Any) -> list[float]:
 def against_bits(arms: Any, runs: Any) -> Figure:
     """Draw the loss that a codec costs against the bits that it sends, evaluated with and without it."""
     looks = style.looks(arms.codec)
-    legend: list[Handle] = [
-        Line2D([], [], color=style.MUTED, ls="none", marker="o", label="mean of paired seeds"),
-        Line2D([], [], color=style.MUTED, label="lowest to highest seed"),
-        Line2D(
-            [], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"
-        ),
-    ]
+    legend = handles(
+        arms, {"label": "mean of paired seeds", "ls": "none", "marker": "o"}, {"label": "lowest to highest seed"}
+    )
     figure, panels = canvas("Loss against bits per value", 5.2, legend, settings(arms, runs), 2, columns=2)
     for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
         scale(axes, "y", arms)
@@ -248,15 +252,8 @@ def against_bits(arms: Any, runs: Any) -> Figure:
             look = looks[arm.codec]
             ends = getattr(arm, f"{name}_less_fp32_low"), getattr(arm, f"{name}_less_fp32_high")
             axes.plot([arm.bits] * 2, ends, color=look.colour, lw=1)
-            axes.plot(
-                arm.bits,
-                middle,
-                marker=look.marker,
-                color=look.colour,
-                mfc=face(arm, arms, look.colour),
-                ms=5,
-                ls="none",
-            )
+            fill = face(arm, arms, look.colour)
+            axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=fill, ms=5, ls="none")
         places = enumerate(zip(arms.bits, middles, strict=True), 1)
         label_marks(axes, [Mark(float(x), float(y), str(number), style.INK) for number, (x, y) in places])
     panels[0].set_ylabel("validation loss vs fp32, nats per token")
@@ -266,22 +263,15 @@ def against_bits(arms: Any, runs: Any) -> Figure:
 def by_arm(arms: Any, runs: Any) -> Figure:
     """Draw one row per arm, by bits per value: its difference from fp32, with the codec and without."""
     looks = style.looks(arms.codec)
-    legend: list[Handle] = [
-        Line2D([], [], color=style.MUTED, marker="o", label="with the codec"),
-        Line2D([], [], color=style.MUTED, ls="none", marker="|", ms=9, mew=1.6, label="without it"),
-        Line2D(
-            [], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"
-        ),
-    ]
+    legend = handles(arms, {"label": "with the codec", "marker": "o"}, {"label": "without it", **BAR})
     words, height = settings(arms, runs), 0.17 * len(arms) + 0.1
     figure, (axes,) = canvas("Codecs by bits per value", height, legend, words, 1, columns=1)
     for arm in arms.itertuples():
         look, place = looks[arm.codec], arm.Index
         axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)
-        axes.plot(
-            arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=face(arm, arms, look.colour), ms=5, ls="none"
-        )
-        axes.plot(arm.plain_less_fp32, place, marker="|", color=look.colour, ms=9, mew=1.6, ls="none")
+        fill = face(arm, arms, look.colour)
+        axes.plot(arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=fill, ms=5, ls="none")
+        axes.plot(arm.plain_less_fp32, place, color=look.colour, **BAR)
     names = [f"{arm.arm}   {arm.bits:.2f} bits   {arm.Index + 1}" for arm in arms.itertuples()]
     axes.set_yticks(range(len(arms)), names, size=7.5)
     axes.set_ylim(len(arms) - 0.4, -0.6)

@@ -5,7 +5,7 @@ This reads runs.csv from the output folder, which train.py writes, and published
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,16 @@ import pandas
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, style
+from testbed.report import claim_rows, experiments, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
-COMMAND = "python experiments/dagc/train.py"
 UNIFORM, RULE, RELEASED, INVERSE = "uniform", "share^(2/3)", "released code", "share^(-2/3)"
 COLOURS = {RULE: "#0072b2", RELEASED: "#e69f00", INVERSE: "#d55e00"}
 GROUP = ["feedback", "skew", "mean_ratio"]
 LARGEST_GAIN = 1.25
 """Times as fast, at most: published.csv."""
-SOURCE = "DAGC, INFOCOM 2023 and IEEE TMC 2024 (arXiv 2311.07324, abstract)"
 
 
 def seed_s() -> float:
@@ -37,27 +36,28 @@ def results(folder: Path) -> Any:
     return runs[runs.use == "result"]
 
 
-def by_seed(runs: Any, column: str, **where: object) -> dict[int, float]:
-    """Return a column of the runs that have these values, by seed."""
-    for name, value in where.items():
-        runs = runs[runs[name] == value]
-    return dict(runs.set_index("seed")[column].dropna().astype(float))
+def chosen(runs: Any, feedback: bool, skew: float, mean: float) -> Any:
+    """Return the runs of one setting."""
+    return runs[(runs.feedback == feedback) & (runs["skew"] == skew) & (runs.mean_ratio == mean)]
 
 
-def against_uniform(runs: Any, arm: str, feedback: bool, skew: float, mean: float) -> Judgement | None:
-    """Judge that an arm's loss is at most that of uniform ratios; None where one of them was not run."""
-    where = {"feedback": feedback, "skew": skew, "mean_ratio": mean}
-    ours, base = (by_seed(runs, "loss", arm=each, **where) for each in (arm, UNIFORM))
-    return judge("loss", ours, base, 0.0) if ours and base else None
+def by_seed(runs: Any, column: str, arm: str) -> dict[int, float]:
+    """Return a column of an arm's runs, by seed."""
+    return dict(runs[runs.arm == arm].set_index("seed")[column].dropna().astype(float))
 
 
-def faster(runs: Any, feedback: bool, skew: float, mean: float) -> Judgement | None:
-    """Judge that ratios by share need fewer rounds to the target than uniform ones; None where a run never got
-    there.
+def against(runs: Any, arm: str, base: str = UNIFORM) -> Judgement | None:
+    """Judge that an arm's loss is at most another's in one setting; None where one of them was not run."""
+    ours, theirs = (by_seed(runs, "loss", each) for each in (arm, base))
+    return judge("loss", ours, theirs, 0.0) if ours and theirs else None
+
+
+def faster(runs: Any) -> Judgement | None:
+    """Judge that ratios by share need fewer rounds to the target than uniform ones, in one setting; None where a run
+    never got there.
     """
-    where = {"feedback": feedback, "skew": skew, "mean_ratio": mean}
-    ours, base = (by_seed(runs, "rounds_to_target", arm=each, **where) for each in (RULE, UNIFORM))
-    every = by_seed(runs, "loss", arm=UNIFORM, **where)
+    ours, base = (by_seed(runs, "rounds_to_target", arm) for arm in (RULE, UNIFORM))
+    every = by_seed(runs, "loss", UNIFORM)
     if not every or ours.keys() != every.keys() or base.keys() != every.keys():
         return None
     return judge("speed_up", ours, base, 1.0)
@@ -68,7 +68,7 @@ def table(folder: Path) -> Any:
     runs, rows = results(folder), []
     for (feedback, skew, mean), group in runs.groupby(GROUP):
         for arm, part in group.groupby("arm", sort=False):
-            found = None if arm == UNIFORM else against_uniform(runs, str(arm), feedback, skew, mean)
+            found = None if arm == UNIFORM else against(group, str(arm))
             reached = part.rounds_to_target.notna()
             rows.append(
                 {
@@ -91,65 +91,43 @@ def table(folder: Path) -> Any:
     )
 
 
+def settings(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each setting in which DAGC-R's ratios were run, in words, and its runs."""
+    for (feedback, skew, mean), group in results(folder).groupby(GROUP):
+        if RULE in set(group.arm):
+            memory = "with" if feedback else "without"
+            words = f"largest client {skew:g} times the smallest, mean ratio {mean:g}, {memory} error feedback"
+            yield words, group
+
+
+def rounds(folder: Path) -> Iterator[Facts]:
+    """Yield for each setting how many times fewer rounds DAGC-R's ratios need, or how many seeds get there."""
+    for words, group in settings(folder):
+        found, reached = faster(group), group.rounds_to_target.notna().groupby(group.arm)
+        if found is None:
+            late = [f"{reached.sum()[arm]} of {reached.size()[arm]} with {arm} ratios" for arm in (RULE, UNIFORM)]
+            ours, said = "not every seed gets there", f"{'; '.join(late)} get there"
+        else:
+            means = [group[group.arm == arm].rounds_to_target.mean() for arm in (RULE, UNIFORM)]
+            ours = f"{found.value:.2f} times as fast"
+            said = "{:.1f} rounds in the mean against {:.1f}".format(*means)
+            said = experiments.open_words(said, found, seed_s(), LARGEST_GAIN)
+        interval = "" if found is None or found.interval is None else f"{found.interval_words}, 95 %, {found.n} seeds"
+        yield {"judgement": found, "setting": words, "ours": ours, "said": said, "interval": interval}
+
+
+def loss(folder: Path, arm: str, larger: bool = False) -> Iterator[Facts]:
+    """Yield for each setting an arm's loss less that of uniform ratios; `larger`: it is claimed to be larger."""
+    for words, group in settings(folder):
+        found, turned = against(group, arm), against(group, UNIFORM, arm)
+        if found is not None and turned is not None:
+            shown = experiments.shown_words(turned if larger else found, float(group.loss.mean()), seed_s())
+            yield {"judgement": found, "setting": words, "shown": shown}
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of ratios by share, and what became of it."""
-    runs, rows = results(folder), []
-    for (feedback, skew, mean), group in runs.groupby(GROUP):
-        if RULE not in set(group.arm):
-            continue
-        memory = "with" if feedback else "without"
-        setting = f"largest client {skew:g} times the smallest, mean ratio {mean:g}, {memory} error feedback"
-        found = faster(runs, feedback, skew, mean)
-        late = []
-        for arm in (RULE, UNIFORM):
-            reached = group[group.arm == arm].rounds_to_target.notna()
-            late.append(f"{int(reached.sum())} of {len(reached)} with {arm} ratios")
-        rows.append(
-            Claim(
-                claim=f"DAGC-R's ratios reach 70 % accuracy in fewer rounds than uniform ones ({setting})",
-                source=SOURCE,
-                published="1.25 times as fast at most",
-                ours="not every seed gets there" if found is None else f"{found.value:.2f} times as fast",
-                interval=""
-                if found is None or found.interval is None
-                else f"{found.interval_words}, 95 %, {found.n} seeds",
-                verdict="not resolved" if found is None or found.verdict is None else found.verdict,
-                why=f"{'; '.join(late)} get there" if found is None else _rounds_words(group, found),
-                command=COMMAND,
-            )
-        )
-        loss = against_uniform(runs, RULE, feedback, skew, mean)
-        assert loss is not None
-        rows.append(
-            Claim(
-                claim=f"DAGC-R's ratios end at a smaller loss than uniform ones ({setting})",
-                source="ours, after DAGC",
-                ours=f"{loss.value:+.3f} nats",
-                interval=experiments.interval_words(loss),
-                verdict=loss.verdict or "not resolved",
-                why=experiments.shown_words(loss, float(group.loss.mean()), seed_s()),
-                command=COMMAND,
-            )
-        )
-        if (control := against_uniform(runs, INVERSE, feedback, skew, mean)) is not None:
-            worse = judge("loss", by_seed(group, "loss", arm=UNIFORM), by_seed(group, "loss", arm=INVERSE), 0.0)
-            rows.append(
-                Claim(
-                    claim=f"The inverse rule, a control, ends at a larger loss than uniform ratios ({setting})",
-                    source="ours",
-                    ours=f"{control.value:+.3f} nats",
-                    interval=experiments.interval_words(control),
-                    verdict=worse.verdict or "not resolved",
-                    why=experiments.shown_words(worse, float(group.loss.mean()), seed_s()),
-                    command=COMMAND,
-                )
-            )
-    return rows
-
-
-def _rounds_words(group: Any, found: Judgement) -> str:
-    ours, base = (group[group.arm == arm].rounds_to_target.mean() for arm in (RULE, UNIFORM))
-    return experiments.open_words(f"{ours:.1f} rounds in the mean against {base:.1f}", found, seed_s(), LARGEST_GAIN)
+    return claim_rows.claims(globals(), folder)
 
 
 def answer(folder: Path) -> str:
@@ -159,19 +137,19 @@ def answer(folder: Path) -> str:
     speeds = [
         f"{found.value:.2f} times ({found.interval_words}) at {mean:g}"
         for mean in means
-        if (found := faster(runs, False, largest, mean)) is not None
+        if (found := faster(chosen(runs, False, largest, mean))) is not None
     ]
 
-    def rounds(arm: str, feedback: bool) -> str:
-        rows = runs[(runs.arm == arm) & (runs.feedback == feedback) & (runs["skew"] == largest)]
-        least = rows[rows.mean_ratio == means[0]].rounds_to_target
+    def taken(arm: str, feedback: bool) -> str:
+        rows = chosen(runs, feedback, largest, means[0])
+        least = rows[rows.arm == arm].rounds_to_target
         return f"{least.mean():.1f}" if least.notna().all() else "more than all"
 
     return (
         f"Where the largest client has {largest:g} times the images of the smallest, DAGC-R's ratios reach "
         f"70 % accuracy sooner than uniform ones of the same mean: {', '.join(speeds) or 'not every seed gets there'} "
-        f"(published: 1.25 at most). With error feedback uniform ratios take {rounds(UNIFORM, True)} rounds, DAGC-R's "
-        f"without it {rounds(RULE, False)}."
+        f"(published: 1.25 at most). With error feedback uniform ratios take {taken(UNIFORM, True)} rounds, DAGC-R's "
+        f"without it {taken(RULE, False)}."
     )
 
 
@@ -200,20 +178,15 @@ def draw(folder: Path) -> Figure:
             points = [
                 (skews.index(skew) + 0.06 * (place - 1.5), found)
                 for skew in skews
-                if skew > 1 and (found := against_uniform(runs, arm, feedback, skew, mean)) is not None
+                if skew > 1 and (found := against(chosen(runs, feedback, skew, mean), arm)) is not None
             ]
             for x, found in points:
                 if found.interval is not None:
                     axes.plot([x, x], found.interval, color=COLOURS[arm], lw=1.1, alpha=0.8)
+            places, values = [x for x, _ in points], [found.value for _, found in points]
+            mark, fill = ("D", "none") if feedback else ("o-", COLOURS[arm])
             label = f"{arm}, with error feedback" if feedback else arm
-            axes.plot(
-                [x for x, _ in points],
-                [found.value for _, found in points],
-                "o-" if not feedback else "D",
-                color=COLOURS[arm],
-                mfc="none" if feedback else COLOURS[arm],
-                label=label,
-            )
+            axes.plot(places, values, mark, color=COLOURS[arm], mfc=fill, label=label)
         axes.set_xticks(range(len(skews)), [f"{skew:g}" for skew in skews])
         axes.set(
             title=f"mean ratio {mean:g}",
@@ -232,17 +205,11 @@ def _finding(runs: Any) -> str:
     ends = [
         f"{-found.value:.2f}"
         for mean in sorted(set(runs.mean_ratio), reverse=True)
-        if (found := against_uniform(runs, RULE, False, skew, mean)) is not None
+        if (found := against(chosen(runs, False, skew, mean), RULE)) is not None
     ]
     return f"Where data are skewed {skew:g} times, DAGC-R's ratios end {' and '.join(ends)} nats lower"
 
 
-def main() -> int:
-    """Write the figure, claims.csv and the README's blocks."""
-    _, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, output, {"gain": draw}, blocks, claims)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, written = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
+    experiments.draw_and_publish(HERE, written, {"gain": draw}, blocks, claims)
