@@ -265,7 +265,7 @@ def published_times(folder: Path) -> Facts | None:
 
 def played(folder: Path) -> Facts | None:
     """Return how far played cells are from arithmetic; None where none was played."""
-    facts = predicted.explained_facts(folder) if (folder / predicted.FILE).is_file() else {"played": 0}
+    facts = predicted.explained(folder) if (folder / predicted.FILE).is_file() else {"played": 0}
     return facts if facts["played"] else None
 
 

@@ -105,7 +105,7 @@ def links(frame: Any, on: str) -> list[dict[str, Any]]:
 
 def explained_without_loss(folder: Path) -> Facts:
     """Return how far played cells without loss are from arithmetic."""
-    return predicted.departure_facts(_chosen(steps(folder), {**USUAL, "loss": 0.0}))
+    return predicted.explained_by(_chosen(steps(folder), {**USUAL, "loss": 0.0}))
 
 
 def times(folder: Path, on: str, ours: dict[str, Any], base: dict[str, Any]) -> Iterator[Facts]:

@@ -94,7 +94,7 @@ def times_as_fast(folder: Path, near: float, to_target: bool = False) -> Facts:
 
 def lossless(folder: Path) -> Facts:
     """Return how far played steps are from arithmetic where no packet is lost."""
-    return predicted.departure_facts(_lossless(cells(folder)))
+    return predicted.explained_by(_lossless(cells(folder)))
 
 
 def small_buffer(folder: Path) -> Facts | None:

@@ -31,7 +31,7 @@ def cells(folder: Path) -> Any:
     return frame.assign(rate=frame.links.str.extract(r"\((\w+),")[0])
 
 
-def explained(frame: Any, *, same_compute: bool = False) -> Any:
+def modelled(frame: Any, *, same_compute: bool = False) -> Any:
     """Return tokens per second by rate and codec: sends overlap with computing, which takes 1.8 times as long as its
     FLOPs say. The uncompressed baseline computes in fp32 and AQ-SGD's stages take 2.2 times as long, unless all have
     the `same_compute`.
@@ -95,7 +95,7 @@ def microbatches(folder: Path) -> Any:
 def table3(folder: Path) -> Any:
     """Return the published table beside ours."""
     frame, said = cells(folder), published(folder)
-    ours, same = explained(frame), explained(frame, same_compute=True)
+    ours, same = modelled(frame), modelled(frame, same_compute=True)
     rows = []
     for rate in RATES:
         row: dict[str, Any] = {"rate": rate}
@@ -113,7 +113,7 @@ def table3(folder: Path) -> Any:
 
 def throughput(folder: Path, codec: str, rate: str) -> Facts:
     """Return how far ours is from the published throughput, as a share, and both."""
-    ours, said = explained(cells(folder))[codec][rate], published(folder)[codec][rate]
+    ours, said = modelled(cells(folder))[codec][rate], published(folder)[codec][rate]
     share = ours / said - 1
     return {"value": abs(share), "share": share, "tokens": ours, "theirs": said, "name": CODECS[codec], "near": NEAR}
 
@@ -123,7 +123,7 @@ def speed_ups(folder: Path) -> Iterator[Facts]:
     a baseline that computes in fp32, and as published.
     """
     frame, said = cells(folder), published(folder)
-    ours, same = explained(frame), explained(frame, same_compute=True)
+    ours, same = modelled(frame), modelled(frame, same_compute=True)
     for rate in RATES:
         theirs = said.tah[rate] / said.fp32[rate]
         facts = {"theirs": theirs, "near": theirs * (1 - NEAR), "apart": ours.tah[rate] / ours.fp32[rate]}
@@ -138,7 +138,7 @@ def claims(folder: Path) -> list[Claim]:
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     frame, said = cells(folder), published(folder)
-    ours, same = explained(frame), explained(frame, same_compute=True)
+    ours, same = modelled(frame), modelled(frame, same_compute=True)
     tah = _error(ours.tah, said.tah)
     codec, theirs = same.tah / same.fp32, said.tah / said.fp32
     answer = (
@@ -159,7 +159,7 @@ def blocks(folder: Path) -> dict[str, str]:
 def draw(folder: Path) -> Any:
     """Draw throughput and speed-up against the rate: published as points, ours as lines."""
     frame, said = cells(folder), published(folder)
-    ours, same = explained(frame), explained(frame, same_compute=True)
+    ours, same = modelled(frame), modelled(frame, same_compute=True)
     rates = list(RATES.values())
     looks = style.looks(CODECS)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.7), layout="constrained")

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 import testbed
 from testbed.errors import ResultsError, SpecError
 from testbed.metrics.statistics import Interval, of_differences
-from testbed.metrics.verdicts import Judgement, Verdict, judge
+from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import blocks as markdown_blocks
 from testbed.report import claims as claim_files
 from testbed.report import settings, style
@@ -43,7 +43,6 @@ _LARGEST_SVG = 300_000
 """The largest SVG, in bytes, that is worth its place in a repository."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
-_AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
 SEEDS = "seeds.csv"
 """A row for each run, from which every interval can be computed again (`experiment_tables`)."""
 
@@ -235,28 +234,13 @@ def shown_words(found: Judgement, loss: float, seed_s: float, size: float | None
     (`more_seeds`).
     """
     bound = f"{found.effect:.3g} nats above" if found.effect else "the other's loss"
-    if found.verdict in _AGAINST:
+    if found.verdict in ("holds", "fails"):
         return f"the whole interval is {'at most' if found.verdict == 'holds' else 'more than'} {bound}"
     more = more_seeds(found, seed_s, size)
     if found.detectable is None:
         return more
     share = percent(found.detectable / loss, "{:.2g}")
     return f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss); {more}"
-
-
-def loss_words(
-    loss: float, found: Judgement, seed_s: float, size: float | None = None, *, against: bool = False
-) -> dict[str, Any]:
-    """Return number, interval, verdict and reason of the claim about a difference of losses; `loss`: the baseline's;
-    `seed_s` and `size` as `more_seeds` has them; `against`: the claim is that the bound is exceeded.
-    """
-    verdict = found.verdict or "not resolved"
-    return {
-        "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
-        "interval": interval_words(found),
-        "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
-        "why": shown_words(found, loss, seed_s, size),
-    }
 
 
 NO_SEEDS = "more seeds would not settle it"

@@ -10,7 +10,6 @@ import pandas as pd
 
 from testbed.report import experiments
 from testbed.report.claims import Claim
-from testbed.report.numbers import percent
 
 FILE = "cells.csv"
 _NEAR = 0.03
@@ -31,28 +30,6 @@ def departure(rows: Any) -> float:
     return float((played.step_s / played.ideal_s - 1).abs().max())
 
 
-def explained(
-    rows: Any,
-    command: str,
-    *,
-    step: str = "A played step",
-    rate: str = "rate",
-    over: str = "",
-    why: str = "the critical path over the pipe formula, with headers; the rest is TCP",
-) -> Claim:
-    """Return the claim that played steps are explained by arithmetic, and whether these are; `over` says which."""
-    off = departure(rows)
-    return Claim(
-        claim=f"{step} is explained to within {100 * _NEAR:.0f} % by bytes, {rate}, delay and schedule",
-        source="ours",
-        ours=f"{percent(off, '{:.2f}')} at most{over}",
-        interval="exact",
-        verdict="holds" if off < _NEAR else "fails",
-        why=why,
-        command=command,
-    )
-
-
 def make(
     folder: Path,
     figure: str,
@@ -68,11 +45,11 @@ def make(
     experiments.draw_and_publish(folder, output, {figure: draw}, blocks, claims)
 
 
-def explained_facts(folder: Path) -> dict[str, float]:
+def explained(folder: Path) -> dict[str, float]:
     """Return how far played cells are from arithmetic, for a row of claims.toml (`claim_rows`)."""
-    return departure_facts(cells(folder))
+    return explained_by(cells(folder))
 
 
-def departure_facts(rows: Any) -> dict[str, float]:
+def explained_by(rows: Any) -> dict[str, float]:
     """Return the same of some rows of cells.csv: also how many of them were played."""
     return {"value": departure(rows), "near": _NEAR, "played": int(rows.step_s.notna().sum())}
