@@ -6,28 +6,22 @@ python experiments/data_parallel_time/figures.py [--results results/data_paralle
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, predicted, style
+from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 
-NAME = "data_parallel_time"
-COMMAND = f"python -m testbed predict {NAME}"
-SOURCE = "time model of delayed aggregation (DeCo-SGD, arXiv 2507.17346; derived)"
-NEAR = {"pair": 0.01, "server": 0.02, "ring": 0.02, "shared": 0.02, "paced": 0.02, "peers": 0.02}
-"""How far a played cycle may be from its formula, by grid."""
-BY_THE_IDEAL = ("paced", "peers")
-"""Grids in which flows share links, or TCP holds back, and which are held against the ideal too."""
 _SOME_GRIDS = ("exchange", "answer_bits")
 """Columns that cells.csv lacks where only the grid of two workers was played, as in the short form."""
-LIVE, DECIDED, LIVE_NEAR = "live.csv", "decided.csv", 0.03
-"""Live runs on both clocks (live.py), and how far apart their steps may be, or trainings."""
-ESTIMATES, RATE_NEAR = "estimates.csv", 0.1
-"""What leaders took links for (estimates.py), and how far a rate may be off in the median message."""
+LIVE, DECIDED, ESTIMATES = "live.csv", "decided.csv", "estimates.csv"
+"""Live runs on both clocks (live.py), and what leaders took links for (estimates.py)."""
 TITLES = {
     "pair": "delayed aggregation between two workers",
     "server": "a server on a fast link",
@@ -64,7 +58,7 @@ def table(folder: Path) -> Any:
             "staleness": rows.staleness,
             "played": rows.step_s.map("{:.3f} s".format),
             "formula": rows.formula_s.map("{:.3f} s".format),
-            "apart": _percents(rows.off, "+.1%"),
+            "apart": _percents(rows.off, "{:+.1f}"),
             "ideal": rows.ideal_s.map("{:.3f} s".format),
             "efficiency": _percents(rows.ideal_s / rows.step_s),
         }
@@ -80,8 +74,8 @@ def regimes(folder: Path) -> Any:
             {
                 "staleness": int(staleness),
                 "settings": len(part),
-                "median": _percent(part.off.abs().median(), ".2%"),
-                "worst": _percent(part.off.abs().max(), ".2%"),
+                "median": percent(part.off.abs().median(), "{:.2f}"),
+                "worst": percent(part.off.abs().max(), "{:.2f}"),
                 "step, fastest to slowest": f"{part.step_s.min():.2f} to {part.step_s.max():.2f} s",
             }
         )
@@ -98,37 +92,14 @@ def live(folder: Path) -> Any:
             "staleness": rows.staleness,
             "link": rows.network,
             "steps": rows.steps,
-            "virtual": [f"{value * 1e3:.1f} ms" for value in rows.virtual_s],
-            "real": [f"{value * 1e3:.1f} ms" for value in rows.real_s],
-            "apart": _percents(rows.apart, "+.1%"),
-            "means apart": _percents(rows.mean_apart, "+.1%"),
+            "virtual": (rows.virtual_s * 1e3).map("{:.1f} ms".format),
+            "real": (rows.real_s * 1e3).map("{:.1f} ms".format),
+            "apart": _percents(rows.apart, "{:+.1f}"),
+            "means apart": _percents(rows.mean_apart, "{:+.1f}"),
             "links' bound": _percents(rows.bound),
             "dropped": rows.dropped,
             "same losses": rows.same_losses.map({True: "yes", False: "no"}),
         }
-    )
-
-
-def live_claim(folder: Path) -> Claim:
-    """Return whether live steps on the real clock are those on the virtual one."""
-    every = pd.read_csv(folder / LIVE)
-    rows = every[every.dropped == 0]
-    apart = rows.apart.abs()
-    worst = rows.loc[apart.idxmax()]
-    near = _percent(LIVE_NEAR, ".0%")
-    most = every[every.dropped > 0].apart.abs().max()
-    lossy = "" if pd.isna(most) else f"where one overflows {_percent(most)}; "
-    return Claim(
-        claim=f"Where no queue overflows a live step on the real clock is that on the virtual clock to within {near}",
-        source="ours",
-        published="",
-        ours=f"{_percent(apart.max())} at most, {_percent(apart.median())} in the median of {len(rows)} cells",
-        interval="one run of each",
-        verdict="holds" if apart.max() <= LIVE_NEAR else "fails",
-        why=f"the worst: {worst.exchange}, staleness {worst.staleness}, {worst.network}; by the means of the same "
-        f"steps {_percent(rows.mean_apart.abs().max())} at most; {lossy}the losses of {int(every.same_losses.sum())} "
-        f"of all {len(every)} are the same bit for bit",
-        command=f"python -m testbed reproduce {NAME}",
     )
 
 
@@ -140,57 +111,16 @@ def decided(folder: Path) -> Any:
             "decided by": rows.by,
             "link": rows.network,
             "steps": rows.steps,
-            "virtual": [f"{value:.2f} s" for value in rows.virtual_s],
-            "real": [f"{value:.2f} s" for value in rows.real_s],
-            "apart": _percents(rows.apart, "+.1%"),
-            "steps alike": _percents(rows.alike, ".0%"),
-            "bytes apart": _percents(rows.bytes_apart, "+.1%"),
+            "virtual": rows.virtual_s.map("{:.2f} s".format),
+            "real": rows.real_s.map("{:.2f} s".format),
+            "apart": _percents(rows.apart, "{:+.1f}"),
+            "steps alike": _percents(rows.alike, "{:.0f}"),
+            "bytes apart": _percents(rows.bytes_apart, "{:+.1f}"),
             "loss, virtual": rows.virtual_loss.map("{:.3f}".format),
             "loss, real": rows.real_loss.map("{:.3f}".format),
             "links' bound": _percents(rows.bound),
         }
     )
-
-
-def decided_claims(folder: Path) -> list[Claim]:
-    """Return whether trainings in which the network decides take as long on the real clock as on the virtual one, and
-    how well it was measured; the short form has none.
-    """
-    rows = pd.read_csv(folder / DECIDED)
-    if rows.empty:
-        return []
-    apart = rows.apart.abs()
-    worst, near = rows.loc[apart.idxmax()], _percent(LIVE_NEAR, ".0%")
-    same_time = Claim(
-        claim="Where the network decides what is learned a live training on the real clock takes as long as on the "
-        f"virtual clock to within {near}",
-        source="ours",
-        published="",
-        ours=f"{_percent(apart.max())} at most, {_percent(apart.median())} in the median of {len(rows)} trainings",
-        interval="one run of each",
-        verdict="holds" if apart.max() <= LIVE_NEAR else "fails",
-        why=f"the worst: {worst.by}, {worst.network}; of their steps {_percent(rows.alike.min(), '.0%')} to "
-        f"{_percent(rows.alike.max(), '.0%')} had the same decisions; this machine was late in "
-        f"{_percent(rows.overruns.max())} of a run's actions at most",
-        command=f"python -m testbed reproduce {NAME}",
-    )
-    known = pd.read_csv(folder / ESTIMATES)
-    if known.empty:
-        return [same_time]
-    off = known.rate_off_by
-    estimated = Claim(
-        claim=f"What DeCo-SGD's leader takes a link's rate for is off by {_percent(RATE_NEAR, '.0%')} at most in the "
-        "median message",
-        source="ours",
-        published="",
-        ours=f"{_percent(off.min())} to {_percent(off.max())} in {len(known)} runs",
-        interval=f"{int(known.messages.sum())} messages",
-        verdict="holds" if off.max() <= RATE_NEAR else "fails",
-        why=f"delays are off by {_percent(known.delay_off.abs().max())} at most; certificates measured the same links "
-        f"to {_percent(known.certificate_off.max())}",
-        command=f"python -m testbed reproduce {NAME}",
-    )
-    return [same_time, estimated]
 
 
 def estimates(folder: Path) -> Any:
@@ -201,58 +131,70 @@ def estimates(folder: Path) -> Any:
             "clock": rows.clock,
             "link": rows.network,
             "messages": rows.messages,
-            "rate, median": _percents(rows.rate_off, "+.1%"),
+            "rate, median": _percents(rows.rate_off, "{:+.1f}"),
             "off by": _percents(rows.rate_off_by),
             "second half": _percents(rows.settled_off_by),
-            "delay": _percents(rows.delay_off, "+.2%"),
-            "certificate off by": _percents(rows.certificate_off, ".2%"),
+            "delay": _percents(rows.delay_off, "{:+.2f}"),
+            "certificate off by": _percents(rows.certificate_off, "{:.2f}"),
         }
     )
 
 
 def claims(folder: Path) -> list[Claim]:
     """Return what arithmetic claims and what became of it."""
-    frame, rows = cells(folder), []
-    for grid, part in frame.groupby("grid", sort=False):
-        rows.append(cycle_claim(str(grid), part))
-        if grid in BY_THE_IDEAL:
-            rows.append(cycle_claim(str(grid), part.assign(off=part.step_s / part.ideal_s - 1), "ideal"))
-    return [*rows, bound_claim(frame), live_claim(folder), *decided_claims(folder)]
+    return claim_rows.claims(globals(), folder)
 
 
-def cycle_claim(grid: str, part: Any, by: str = "formula") -> Claim:
-    """Return whether the played cycles of a grid are what the formula or the ideal says; `part.off`: how far they are
-    from it.
-    """
-    near, off = NEAR[grid], part.off.abs()
-    return Claim(
-        claim=f"The {by} gives the steady cycle of {TITLES[grid]} to within {_percent(near, '.0%')}",
-        source=SOURCE if grid == "pair" else "ours",
-        published="max{Tc, P/B, (Tc + P/B + b)/(staleness + 1)}" if grid == "pair" else "",
-        ours=f"{_percent(off.max())} at most, {_percent(off.median())} in the median of {len(part)} settings",
-        interval="exact",
-        verdict="holds" if off.max() <= near else "fails",
-        why=f"{int((off <= near).sum())} of {len(part)} are; the worst: {_worst(part)}",
-        command=COMMAND,
-    )
+def cycles(folder: Path, grids: Sequence[str], near: float, by: str = "formula") -> Iterator[Facts]:
+    """Yield of each grid how far played cycles are from what the formula or the ideal says."""
+    frame = cells(folder)
+    frame = frame.assign(off=frame.step_s / frame[f"{by}_s"] - 1)
+    for grid in grids:
+        part = frame[frame.grid == grid]
+        off = part.off.abs()
+        if len(part):
+            facts = {"title": TITLES[grid], "settings": len(part), "met": int((off <= near).sum())}
+            yield {"value": off.max(), "median": off.median(), "worst": _worst(part), "by": by, **facts}
 
 
-def bound_claim(frame: Any) -> Claim:
-    """Return whether the ideal is a bound: no cycle is played in less, but for the CSV's rounding."""
+def ideal(folder: Path) -> Facts:
+    """Return what share of the played cycles the ideal is: a bound, but for the CSV's rounding."""
+    frame = cells(folder)
     share = frame.ideal_s / frame.step_s
     peers = share[frame.grid == "peers"]
-    of_peers = "" if peers.empty else f"; all-to-all of four {_percent(peers.min())} to {_percent(peers.max())}"
-    return Claim(
-        claim="No cycle is played in less than the ideal over the same links",
-        source="ours",
-        published="",
-        ours=f"the ideal is {_percent(share.min())} to {_percent(share.max())} of what was played in {len(share)} "
-        "settings",
-        interval="exact",
-        verdict="holds" if len(share) == share.count() and share.max() <= 1 + predicted.ROUNDED else "fails",
-        why=f"{share.count()} of {len(share)} have an ideal{of_peers}",
-        command=COMMAND,
-    )
+    return {
+        "least": share.min(),
+        "most": share.max(),
+        "settings": len(share),
+        "known": share.count(),
+        "bound": len(share) == share.count() and share.max() <= 1 + predicted.ROUNDED,
+        "peers": "" if peers.empty else f"; all-to-all of four {percent(peers.min())} to {percent(peers.max())}",
+    }
+
+
+def measured(folder: Path, table: str, column: str = "apart") -> Facts | None:
+    """Return of what was measured live, where no packet was dropped, how far a column is from 0, and the least, largest
+    and sum of every other one; None where the table is empty, as in the short form.
+    """
+    every = pd.read_csv(folder / table)
+    if every.empty:
+        return None
+    dropped = every.get("dropped", pd.Series(0, every.index)) > 0
+    rows, facts = every[~dropped], {"every": len(every), "lossy": ""}
+    if dropped.any():
+        facts["lossy"] = f"where one overflows {percent(every[dropped].apart.abs().max())}; "
+    numbers = rows.select_dtypes("number").abs()
+    return {
+        "value": numbers[column].max(),
+        "median": numbers[column].median(),
+        "worst": rows.loc[numbers[column].idxmax()],
+        "rows": len(rows),
+        "least": numbers.min(),
+        "most": numbers.max(),
+        "sum": numbers.sum(),
+        "same": int(every.get("same_losses", pd.Series(dtype=int)).sum()),
+        **facts,
+    }
 
 
 def _worst(part: Any) -> str:
@@ -265,8 +207,7 @@ def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     frame, said = cells(folder), []
     for grid, part in frame.groupby("grid", sort=False):
-        off = part.off.abs()
-        said.append(f"{TITLES[str(grid)]} {_percent(off.max(), '.2%')}")
+        said.append(f"{TITLES[str(grid)]} {percent(part.off.abs().max(), '{:.2f}')}")
     answer = f"How far played cycles are from arithmetic, at worst: {'; '.join(said)}."
     return {
         "answer": experiments.prose(answer),
@@ -279,13 +220,9 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
-def _percent(share: float, form: str = ".1%") -> str:
-    return f"{share:{form}}".replace("%", " %")
-
-
-def _percents(shares: Any, form: str = ".1%") -> list[str]:
+def _percents(shares: Any, form: str = "{:.1f}") -> Any:
     """Return a column of shares as text; what is not known is empty."""
-    return ["" if pd.isna(share) else _percent(share, form) for share in shares]
+    return shares.map(lambda share: "" if pd.isna(share) else percent(share, form))
 
 
 def draw(folder: Path) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,20 @@ _COLUMNS = [
 
 def limits_table(made: Sequence[Grid]) -> Any:
     """Return up to which rate each codec pays, by device, over links of the delay that is nearest to WANTED_DELAY_S."""
-    rows = []
+    said = {}
     for grid in made:
         row = min(range(len(grid.delays_s)), key=lambda at: abs(grid.delays_s[at] - WANTED_DELAY_S))
         for codec in grid.step_s:
             if codec != BASELINE:
                 limit = stops_paying_bps(grid.rates_bps, grid.speed_up(codec)[row].tolist())
-                rows.append({"codec": codec, "device": grid.device, "limit": _limit_words(limit, grid)})
-    return pd.DataFrame(rows).pivot_table(
-        index="codec", columns="device", values="limit", aggfunc="first", sort=False
-    ).reset_index()  # fmt: skip
+                said[codec, grid.device] = _limit_words(limit, grid)
+    return _by_device(said, "codec")
+
+
+def _by_device(said: Mapping[tuple[str, str], str], name: str) -> Any:
+    """Return a table of what is said of each codec or network, as `name` says, and device."""
+    frame = pd.DataFrame([(*key, words) for key, words in said.items()], columns=[name, "device", "words"])
+    return frame.pivot_table(index=name, columns="device", values="words", aggfunc="first", sort=False).reset_index()
 
 
 def _limit_words(limit_bps: float, grid: Grid) -> str:
@@ -54,19 +58,14 @@ def _limit_words(limit_bps: float, grid: Grid) -> str:
 
 def shipped_table(runs: Any) -> Any:
     """Return, for each shipped profile, the speed-up over the baseline of the fastest codec, by device."""
-    rows = []
+    said = {}
     named = runs[~runs.network.str.startswith("link-") & runs.certified]
     for (network, source), cells in named.groupby(["network", "compute.source"], sort=True):
         means = cells.groupby("codec").step_s.mean()
         if BASELINE in means and len(means) > 1:
             fastest = means.idxmin()
-            words = f"{fastest} {means[BASELINE] / means[fastest]:.1f}x"
-            rows.append({"network": network, "device": maps.device_of(source), "fastest": words})
-    if not rows:
-        return pd.DataFrame({"network": []})
-    return pd.DataFrame(rows).pivot_table(
-        index="network", columns="device", values="fastest", aggfunc="first"
-    ).reset_index()  # fmt: skip
+            said[network, maps.device_of(source)] = f"{fastest} {means[BASELINE] / means[fastest]:.1f}x"
+    return _by_device(said, "network")
 
 
 def settings(runs: Any) -> str:
@@ -90,14 +89,16 @@ def settings(runs: Any) -> str:
 
 def titles(made: Sequence[Grid]) -> tuple[str, str, str]:
     """Return what each figure says, computed from the grids."""
-    best = [float(np.nanmax(grid.step_s[BASELINE] / grid.best_s)) for grid in made]
-    choice = f"{BASELINE} is as good as any codec: " + "; ".join(map(_enough_words, made))
     return (
-        choice,
-        "The fastest codec: up to "
-        + ", ".join(f"{gain:.3g}x on {grid.device}" for gain, grid in zip(best, made, strict=True)),
+        f"{BASELINE} is as good as any codec: {'; '.join(map(_enough_words, made))}",
+        f"The fastest codec: up to {', '.join(f'{most_gained(grid):.3g}x on {grid.device}' for grid in made)}",
         f"Where each codec stops paying: less than {100 * (PAYS - 1):.0f} % faster than {BASELINE}",
     )
+
+
+def most_gained(grid: Grid) -> float:
+    """Return how many times as fast as the baseline the fastest codec is, where it gains most."""
+    return float(np.nanmax(grid.step_s[BASELINE] / grid.best_s))
 
 
 def _enough_words(grid: Grid) -> str:
@@ -145,7 +146,7 @@ def enough(folder: Path) -> Iterator[Facts]:
             "device": grid.device,
             "last": units.format_rate(grid.rates_bps[-1]),
             "delays": f"{delays_ms[0]:g} to {delays_ms[-1]:g} ms",
-            "gain": float(np.nanmax(grid.step_s[BASELINE] / grid.best_s)),
+            "gain": most_gained(grid),
         }
 
 
@@ -154,19 +155,13 @@ def claims(folder: Path) -> list[Claim]:
     return claim_rows.claims(globals(), folder)
 
 
-def main() -> None:
-    """Write the figures, summary.csv, claims.csv and the README's blocks."""
+if __name__ == "__main__":
     results, output = experiments.folders(NAME, "Maps, summary.csv, the claims and the README's blocks.")
     runs = experiments.runs_frame(results)
-    made = maps.grids(runs)
     runs[_COLUMNS].to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
-    choice, speed_up, limits = titles(made)
+    made, foot = maps.grids(runs), settings(runs)
+    figures = {"choice": maps.draw_choice, "speed-up": maps.draw_speed_up, "limits": maps.draw_limits}
     with style.applied():
-        experiments.save_figure(maps.draw_choice(made, choice, settings(runs)), output, "choice")
-        experiments.save_figure(maps.draw_speed_up(made, speed_up, settings(runs)), output, "speed-up")
-        experiments.save_figure(maps.draw_limits(made, limits, settings(runs)), output, "limits")
+        for (name, draw), title in zip(figures.items(), titles(made), strict=True):
+            experiments.save_figure(draw(made, title, foot), output, name)
     experiments.publish(output, blocks(output), claims(output))
-
-
-if __name__ == "__main__":
-    main()
