@@ -78,12 +78,14 @@ def test_without_time_nothing_takes_any() -> None:
     assert all(end == 0 for *_, end in seen.done)
 
 
-def test_who_waited_long_works_longer() -> None:
+@pytest.mark.parametrize("waited_ns", [0, 1_000_000, 5_000_000, 60_000_000])
+def test_who_waited_long_works_longer_once(waited_ns: int) -> None:
     def cost(node: int, action: Action) -> int | None:
-        return 7 if isinstance(action, Receive) else 5
+        return 400_000 if isinstance(action, Receive) else 5
 
-    seen = run([sender(1, 1), receiver(0, 1)], cost=cost, links=DelayedLinks(10_000_000))
-    assert [end - begin for *_, begin, end in seen.of(Decode)] == [12]
+    seen = run([sender(1, 2), receiver(0, 2)], cost=cost, links=DelayedLinks(waited_ns))
+    longer_ns = 400_000 * min(5 + waited_ns, 5_000_000) // 5_000_000
+    assert [end - begin for *_, begin, end in seen.of(Decode)] == [5 + longer_ns, 5]
 
 
 def test_meeting_ends_with_the_last_and_tells_everybodys_values() -> None:

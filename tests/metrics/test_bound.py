@@ -59,30 +59,6 @@ def every(stages: int, quantity: str, expected: float, measured: float, **change
     ]
 
 
-EXACT = (
-    ("rate", 80e6),
-    ("goodput", 77e6),
-    ("delay", 10.0),
-    ("message", 36.0),
-    ("jitter", 0.0),
-    ("queue", 100.0),
-    ("loss", 0.0),
-    ("burst", 4.0),
-    ("reordered", 0.0),
-    ("duplicated", 0.0),
-    ("schedule", 1e6),
-)
-
-
-def test_links_exactly_as_asked_move_nothing() -> None:
-    _, step = ran()
-    found = assessed(step, *(m for quantity, asked in EXACT for m in every(3, quantity, asked, asked)))
-    assert found.bound == 0
-    assert {m.bound for m in found.measurements} == {0.0}
-    assert found.verdict == "PASS"
-    assert found.step
-
-
 OFF = {
     "rate": lambda off: (80e6, 80e6 * (1 - off)),
     "goodput": lambda off: (77e6, 77e6 * (1 - off)),
@@ -93,7 +69,18 @@ OFF = {
     "loss": lambda off: (0.0, off),
     "reordered": lambda off: (0.0, off),
     "duplicated": lambda off: (0.0, off),
+    "queue": lambda off: (100.0, 100.0 * (1 - off)),
+    "burst": lambda off: (4.0, 4.0 * (1 + off)),
 }
+
+
+def test_links_exactly_as_asked_move_nothing() -> None:
+    _, step = ran()
+    found = assessed(step, *(m for quantity, off in OFF.items() for m in every(3, quantity, *off(0.0))))
+    assert found.bound == 0
+    assert {m.bound for m in found.measurements} == {0.0}
+    assert found.verdict == "PASS"
+    assert found.step
 
 
 @settings(max_examples=40, deadline=None)

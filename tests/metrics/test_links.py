@@ -254,6 +254,8 @@ def test_a_rate_that_halves_halves_what_is_carried_from_then_on() -> None:
     assert found == pytest.approx(20_000_000, abs=2)
     (late,) = arrivals("line", [link], [Sent(0, 0, 1, size)], played_at_ns=0, begins_ns=10_000_000)
     assert late == pytest.approx(30_000_000, abs=2)
+    (never_played,) = arrivals("line", [link], [Sent(0, 0, 1, size)])  # it stays at its own numbers
+    assert never_played == pytest.approx(15_000_000, abs=2)
 
 
 def test_a_wire_that_deviates_is_that_much_slower() -> None:
@@ -262,16 +264,7 @@ def test_a_wire_that_deviates_is_that_much_slower() -> None:
 
     def arrives(deviation: WireDeviation) -> int:
         wires = Wires(StatedLinks("line", [link]), None, {(0, "up"): deviation})
-        found: list[int] = []
-
-        def sender() -> Program:
-            yield Send((yield Encode(Key("m", 0))), 1)
-
-        def receiver() -> Program:
-            found.append((yield Receive(Key("m", 0), 0)).last_byte_ns)
-
-        Loop([sender(), receiver()], [Sizes(lambda key: size)] * 2, links=Queues(wires)).run()
-        return found[0]
+        return arrivals("line", [link], [Sent(0, 0, 1, size)], Queues(wires))[0]
 
     assert arrives(WireDeviation()) == 11_000_000
     assert arrives(WireDeviation(rate=0.5)) == pytest.approx(21_000_000, abs=1)

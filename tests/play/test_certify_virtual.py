@@ -61,10 +61,7 @@ def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatc
     def measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int) -> None:
         for file, link in missing.items():
             measured.append(link)
-            made = Certificate(
-                form="full", clock="virtual", engine="netem", taken_at="now", seconds=1.0, measurements=(), rejected=()
-            )
-            file.write_text(made.model_dump_json())
+            file.write_text(virtual(40.0).model_dump_json())
 
     monkeypatch.setattr(certify, "_measure", measure)
     folder = tmp_path / "kernel"

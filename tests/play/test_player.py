@@ -66,18 +66,6 @@ def test_work_takes_exactly_its_time_and_messages_arrive_in_order() -> None:
     assert b.last_byte_ns[1] <= b.last_byte_ns[0] <= b.last_byte_ns[2]
 
 
-@pytest.mark.parametrize("waited_ns", [0, 1_000_000, 5_000_000, 60_000_000])
-def test_who_waited_long_for_a_message_works_longer_once(waited_ns: int) -> None:
-    late = [] if waited_ns else [(WORK, 0, 0, 1)]
-    trace = made_traces.two_nodes(
-        [(WORK, 0, 0, waited_ns), (SEND, 1, 0, 1), (RECEIVE, 1, 1, 0)],
-        [*late, (RECEIVE, 0, 0, 400_000), (SEND, 0, 1, 1), (WORK, 0, 0, 7), (WORK, 0, 0, 7)],
-    )
-    played = play(trace).lanes[1]
-    first, second = (played.end_ns[i] - played.begin_ns[i] for i in (-2, -1))
-    assert (first, second) == (7 + 400_000 * min(waited_ns, 5_000_000) // 5_000_000, 7)
-
-
 @given(st.lists(st.tuples(st.integers(1, 200_000), st.integers(0, 1)), min_size=2, max_size=6))
 @settings(max_examples=30)
 def test_what_is_chosen_meanwhile_is_played_as_if_it_had_stood_there(stated: list[tuple[int, int]]) -> None:
