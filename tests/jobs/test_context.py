@@ -16,57 +16,31 @@ from torch import Tensor, nn
 
 from testbed.errors import UserError
 from testbed.jobs.actions import Encode, Send
-from testbed.jobs.kind import Setting, job_of_table
-from testbed.jobs.loop import Clock, Lane, Loop
+from testbed.jobs.kind import Setting
+from testbed.jobs.loop import Lane, Loop
 from testbed.jobs.recorder import Recorder
 from testbed.kinds.context import FAMILIES, ContextNode, bases
 from testbed.pipeline.gather import global_norm
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.pipeline.step_log import OnHostClock, Records
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
+from testbed.spec import Recipe, TextSpec
 from testbed.workloads.build import build_stage, empty_model
 from testbed.workloads.data import Data
 from testbed.workloads.models import workload_size
+from tests.jobs.recording import DelayedLinks, job_recipe
 
 STEPS, LENGTH, VOCABULARY = 3, 26, 4096
 LAYERS = {"gpt2-nano": 3, "llama-nano": 6}
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("text") / "tokens.npy"
-    np.save(path, np.random.default_rng(1).integers(0, VOCABULARY, 40_000, dtype=np.uint16))
-    return str(path)
-
-
 def recipe(model: str = "gpt2-nano", codec: str = "fp32", **job: Any) -> Recipe:
     batches = job.setdefault("validation_batches", 0)
     table = {"kind": "context", "nodes": 3, "layers": LAYERS[model], **job}
-    return Recipe(
-        codec=codec,
-        workload=TextSpec(
-            family=model.partition("-")[0],
-            model=model,
-            text="bundled",
-            sequence_length=LENGTH,
-            batch_size=2,
-            validation_batches=max(1, batches),
-        ),
-        pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
-        job=job_of_table(table),
-        optimiser=OptimiserSpec(learning_rate=3e-3, weight_decay=0.1, beta1=0.9, beta2=0.99, clip_norm=0.5),
-        training=TrainingSpec(steps=STEPS, warmup_steps=0, seed=5, evaluate_every=0),
-    )
+    text = {"sequence_length": LENGTH, "batch_size": 2, "validation_batches": max(1, batches)}
+    return job_recipe(table, codec, model=model, steps=STEPS, **text)
 
 
-class Slow:
-    """Links that take as long as bytes take, and longer for some pairs."""
-
-    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
-        clock.at(clock.now_ns + size * (1 + 7 * source % 5) + 1000 * target, deliver)
-
-    def take(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
-        deliver()
+SLOW = DelayedLinks(lambda source, target, size: size * (1 + 7 * source % 5) + 1000 * target)
 
 
 class Sent:
@@ -196,7 +170,7 @@ def test_it_is_one_node_with_the_same_chunks_of_queries(
 @pytest.mark.parametrize("exchange", ["direct", "chain"])
 def test_links_change_nothing(tokens: str, exchange: str) -> None:
     of = recipe(nodes=4, exchange=exchange, validation_batches=2, codec="int8")
-    alone, slow = trained(tokens, of), trained(tokens, of, Slow())
+    alone, slow = trained(tokens, of), trained(tokens, of, SLOW)
     assert alone.losses == slow.losses
     assert sorted(alone.sent.hashes) == sorted(slow.sent.hashes)
     assert all(map(torch.equal, alone.weights, slow.weights))

@@ -118,8 +118,9 @@ def test_a_lane_runs_what_it_is_given_in_turn_beside_the_node() -> None:
     assert [(lane, end) for _, lane, _, _, _, end in seen.of(Work)] == [("main", 5), ("other", 5), ("other", 10)]
 
 
-def collector(**asked: int) -> Program:
-    yield Work("busy", Key("busy", 0))
+def collector(busy: int = 1, **asked: int) -> Program:
+    for number in range(busy):
+        yield Work("busy", Key("busy", number))
     came = yield Collect((0, 1), **asked)
     yield Meet([message.source for message in came])
 
@@ -140,6 +141,7 @@ def late_sender(works: int) -> Program:
         ({"until_ns": 35}, [1], 35),
         ({"until_ns": 60}, [1, 0], 60),
         ({}, [], 10),
+        ({"busy": 5, "at_least": 1}, [1, 0], 50),  # who is late takes all that came meanwhile
     ],
 )
 def test_collecting_takes_all_that_had_arrived(asked: dict[str, int], came: list[int], at_ns: int) -> None:
@@ -147,16 +149,6 @@ def test_collecting_takes_all_that_had_arrived(asked: dict[str, int], came: list
     seen = run(programs, cost=works_for(10), links=DelayedLinks(5))
     assert [end for *_, end in seen.of(Collect)] == [at_ns]
     assert seen.of(Meet)[0][3][2] == came
-
-
-def test_a_server_that_is_late_takes_all_that_came_meanwhile() -> None:
-    def busy() -> Program:
-        yield Work("busy", Key("busy", 0))
-        yield Work("busy", Key("busy", 1))
-        yield from collector(at_least=1)
-
-    seen = run([late_sender(1), late_sender(1), busy()], cost=works_for(10), links=DelayedLinks(0))
-    assert seen.of(Meet)[0][3][2] == [0, 1]
 
 
 def test_without_time_nobody_can_say_what_has_arrived() -> None:

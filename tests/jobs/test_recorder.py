@@ -6,10 +6,10 @@ from testbed.jobs.actions import Action, Decode, Encode, Key, Receive, Sizes, Wo
 from testbed.jobs.asynchronous import AsynchronousJob
 from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.loop import Loop
-from testbed.jobs.pipeline import PipelineJob
+from testbed.jobs.pipeline import PipelineJob, orders_of
 from testbed.jobs.recorder import Named, Recorded, Recorder
-from testbed.jobs.schedule import actions
 from testbed.message_key import Direction
+from testbed.spec import PipelineSpec
 
 
 def costs(node: int, action: Action) -> int | None:
@@ -39,11 +39,8 @@ def record(job: PipelineJob | DataParallelJob | AsynchronousJob) -> list[list[Re
 
 
 def pipeline(stages: int, microbatches: int, steps: int) -> PipelineJob:
-    orders = [
-        actions("1f1b", stage=stage, stages=stages, microbatches=microbatches, in_flight=stages)
-        for stage in range(stages)
-    ]
-    return PipelineJob(orders, steps)
+    spec = PipelineSpec(stages=stages, microbatches=microbatches, schedule="1f1b", in_flight=stages)
+    return PipelineJob(orders_of(spec), steps)
 
 
 def test_a_stages_actions_follow_its_schedule_and_each_other() -> None:
