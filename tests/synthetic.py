@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
-from testbed.jobs import schedule
+from testbed.jobs.pipeline import orders_of
 from testbed.message_key import Direction
 from testbed.metrics import summarise
 from testbed.profiles import LinkProfile, Pipe, Schedule
@@ -165,14 +165,10 @@ class Pipeline:
     def _longer(self, duration: int) -> int:
         return round(duration * self.dilation * (1 + self.jitter * self.random.random()))
 
-    def _order(self, stage: int, phase: str) -> list[tuple[str, int]]:
+    def _order(self, stage: int, phase: str) -> Sequence[tuple[str, int]]:
         if phase != "train":
             return [("F", part) for part in range(self.parts)]
-        shape = self.cell.pipeline
-        once = schedule.actions(
-            shape.schedule, stage=stage, stages=self.stages, microbatches=self.microbatches, in_flight=shape.in_flight
-        )
-        return [(kind, done * self.microbatches + part) for done in range(self.accumulation) for kind, part in once]
+        return orders_of(self.cell.pipeline)[stage]
 
     def run(self, number: int, phase: str = "train", *, warmup: bool = False, loss: float = 5.0) -> Pipeline:
         """One step or evaluation of all stages; appends a record to each. Returns this."""

@@ -12,7 +12,6 @@ import torch
 from testbed.errors import SpecError, TransportError
 from testbed.jobs.actions import (
     Begin,
-    Collect,
     Decode,
     Encode,
     EndStep,
@@ -85,26 +84,6 @@ class Member(CodedNode):
 
     def said(self, step: int, phase: str) -> Said:
         return Said(loss=float(self.value.sum()), tokens=1)  # the last place's is the run's
-
-
-class Poll(Round):
-    """The last place takes what comes, and as it comes."""
-
-    def program(self, place: int, first_step: int = 0) -> Program:
-        last = self.members - 1
-        for step in range(first_step, STEPS):
-            yield Begin("F", 0)
-            if place < last:
-                yield Send(
-                    (yield Encode(Key("value", step, origin=place), (yield Work("change", Key("", step))))), last
-                )
-            else:
-                came: list[Any] = []
-                while len(came) < last:
-                    came += yield Collect(tuple(range(last)), at_least=1)
-                assert {message.source for message in came} == set(range(last))
-            yield Meet()
-            yield EndStep(step)
 
 
 class Beside(Round):
@@ -189,12 +168,6 @@ def test_work_is_held_to_its_durations() -> None:
             assert record.end_ns - record.start_ns >= 3 * 3 * WORK_NS  # each in turn
 
 
-def test_what_comes_first_is_taken_first() -> None:
-    ran = run_places(cell_of("Poll"))
-    assert ran.errors == [None] * 3
-    assert [len(record.received) for record in ran.records[2]] == [2] * STEPS
-
-
 def test_where_a_person_asks_all_places_end_after_one_step() -> None:
     cell = cell_of()
     cell = cell.model_copy(update={"training": cell.training.model_copy(update={"steps": 500})})
@@ -204,17 +177,12 @@ def test_where_a_person_asks_all_places_end_after_one_step() -> None:
     assert len(ran.records[0]) < 20
 
 
-def test_a_node_that_raises_ends_the_job_with_its_error() -> None:
-    ran = run_places(cell_of(breaks=True))
+@pytest.mark.parametrize("kind", ["Round", "Beside"])
+def test_a_node_that_raises_ends_the_job_with_its_error_whatever_its_place_waits_for(kind: str) -> None:
+    ran = run_places(cell_of(kind, breaks=True))
     assert isinstance(ran.errors[1], ArithmeticError)
     assert all(isinstance(ran.errors[place], TransportError) for place in (0, 2))
     assert all(len(records) <= 2 for records in ran.records)
-
-
-def test_what_fails_on_another_lane_ends_a_place_that_waits_for_a_message() -> None:
-    ran = run_places(cell_of("Beside", breaks=True))
-    assert isinstance(ran.errors[1], ArithmeticError)
-    assert all(isinstance(ran.errors[place], TransportError) for place in (0, 2))
 
 
 @pytest.mark.parametrize(
