@@ -13,7 +13,7 @@ from testbed.metrics import Wires, align, ideal_step_s
 from testbed.metrics.bound import BoundedStep, pipeline_step
 from testbed.profiles import LinkProfile
 from testbed.records import BOUND, Certificate, DuringRecord, Measurement
-from tests.synthetic import Pipeline, pipe, profile
+from tests.synthetic import Pipeline, certified, pipe, profile, reading
 
 RATE, DELAY = 80_000_000, 10_000_000
 LINK = profile("asked", pipe(RATE, DELAY), pipe(RATE, DELAY))
@@ -21,33 +21,11 @@ LINK = profile("asked", pipe(RATE, DELAY), pipe(RATE, DELAY))
 
 def ran(link: LinkProfile = LINK, **changes: Any) -> tuple[Pipeline, BoundedStep]:
     pipeline = Pipeline(link, **changes).run(0).run(1)
-    step = pipeline_step(pipeline.cell, pipeline.records, None)
-    assert step is not None
-    return pipeline, step
-
-
-def reading(quantity: str, expected: float | None, measured: float | None, **changes: Any) -> Measurement:
-    stated = {
-        "link": "node-0",
-        "direction": "up",
-        "quantity": quantity,
-        "detail": "",
-        "unit": "",
-        "expected": expected,
-        "measured": measured,
-        "tolerance": 1.0,
-        "samples": 1,
-        "verdict": "PASS",
-        "note": "",
-    }
-    return Measurement.model_validate(stated | changes)
+    return pipeline, pipeline_step(pipeline.cell, pipeline.records, None)
 
 
 def assessed(step: BoundedStep, *measurements: Measurement) -> Certificate:
-    certificate = Certificate(
-        form="quick", engine="relay", taken_at="now", seconds=1.0, measurements=measurements, rejected=()
-    )
-    return step.assess(certificate)
+    return step.assess(certified(*measurements))
 
 
 def every(stages: int, quantity: str, expected: float, measured: float, **changes: Any) -> list[Measurement]:

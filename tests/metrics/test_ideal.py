@@ -176,15 +176,15 @@ def test_ethernet_counts_fourteen_bytes_a_packet_more() -> None:
     assert wire_bytes(2 * 1448, profile(layer="ethernet")) == wire_bytes(2 * 1448, UNSHAPED) + 28 == 2 * 1514
 
 
-def test_a_missing_frame_is_named() -> None:
+@pytest.mark.parametrize(
+    ("field", "left", "said"),
+    [
+        ("sent", slice(1), "stage 0: the records have no forward message 1"),
+        ("actions", slice(None, None, -1), "never comes"),
+    ],
+)
+def test_a_frame_that_is_missing_or_an_impossible_order_is_named(field: str, left: slice, said: str) -> None:
     pipeline = Pipeline(UNSHAPED, stages=2).run(0)
-    step = [records[0] for records in pipeline.records]
-    with pytest.raises(ResultsError, match="stage 0: the records have no forward message 1"):
-        ideal_step_s(wires(pipeline), [step[0].model_copy(update={"sent": step[0].sent[:1]}), step[1]])
-
-
-def test_an_impossible_order_is_an_error() -> None:
-    pipeline = Pipeline(UNSHAPED, stages=2).run(0)
-    step = [records[0] for records in pipeline.records]
-    with pytest.raises(ResultsError, match="never comes"):
-        ideal_step_s(wires(pipeline), [step[0].model_copy(update={"actions": step[0].actions[::-1]}), step[1]])
+    first, second = (records[0] for records in pipeline.records)
+    with pytest.raises(ResultsError, match=said):
+        ideal_step_s(wires(pipeline), [first.model_copy(update={field: getattr(first, field)[left]}), second])

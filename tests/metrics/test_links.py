@@ -134,9 +134,7 @@ def test_no_message_is_later_than_by_packets(star: list[LinkProfile], messages: 
         own = [number for number, sent in enumerate(messages) if sent.target == node]
         there_ns, reference_ns = (sorted(times[number] for number in own) for times in (found, slow))
         ahead = [messages[number].size for number in own if len(targets[messages[number].source]) > 1]
-        down = star[node].down
-        assert down is not None
-        late_ns = sum(8e9 * wire_bytes(size, star[node]) / down.rate_bps for size in ahead)
+        late_ns = sum(8e9 * wire_bytes(size, star[node]) / star[node].down.rate_bps for size in ahead)
         assert all(ours <= theirs + 1 + late_ns for ours, theirs in zip(there_ns, reference_ns, strict=True))
         assert there_ns[-1:] <= [last_ns + 1 for last_ns in reference_ns[-1:]]
 
@@ -177,8 +175,6 @@ def test_links_that_are_slower_or_longer_and_messages_that_are_larger_are_no_fas
     star: list[LinkProfile], messages: list[Sent], slower: int, more_ns: int
 ) -> None:
     def worse(link: LinkProfile, slower: int, more_ns: int) -> LinkProfile:
-        assert link.up is not None
-        assert link.down is not None
         up, down = (
             shaped.model_copy(update={"rate_bps": shaped.rate_bps // slower, "delay_ns": shaped.delay_ns + more_ns})
             for shaped in (link.up, link.down)
