@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.directions import LINK_DIRECTIONS
-from testbed.metrics import Wires, align, ideal_step_s
+from testbed.metrics import align
 from testbed.metrics.bound import BoundedStep, pipeline_step
+from testbed.metrics.ideal import ideal_step_s
+from testbed.metrics.wires import Wires
 from testbed.profiles import LinkProfile
 from testbed.records import BOUND, Certificate, DuringRecord, Measurement
 from tests.synthetic import Pipeline, certified, pipe, profile, reading

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.metrics import Wires, align, ideal_step_s
-from testbed.metrics.ideal import unshaped_step_s
+from testbed.metrics import align
+from testbed.metrics.ideal import ideal_step_s, unshaped_step_s
+from testbed.metrics.wires import Wires
 from tests.synthetic import Pipeline, profile
 
 UNSHAPED = profile("unshaped")

@@ -5,8 +5,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import ResultsError
-from testbed.metrics import Wires, align, ideal_step_s
-from testbed.metrics.wires import HEADER_BYTES, wire_bytes
+from testbed.metrics import align
+from testbed.metrics.ideal import ideal_step_s
+from testbed.metrics.wires import HEADER_BYTES, Wires, wire_bytes
 from testbed.profiles import Change, LinkProfile, Schedule
 from tests.synthetic import Pipeline, pipe, profile
 

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from testbed.errors import ResultsError
-from testbed.metrics import align, loss_curve, measured, run_steps, summarise, traffic
+from testbed.metrics import align, loss_curve, measured, summarise
+from testbed.metrics.compare import run_steps
+from testbed.metrics.traffic import traffic
 from testbed.records import FRAME_HEADER_BYTES, ActionRecord, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, Paced
 from tests.synthetic import Pipeline, cell, pipe, profile, summed, train

@@ -22,7 +22,6 @@ from testbed.play.played import Played
 from testbed.play.trace import Trace
 from testbed.profiles import Bernoulli, LinkProfile, load_profile, profile_files
 from testbed.records import Certificate, Measurement, RunCertificates
-from testbed.vm import find_clock_kernel
 from testbed.vm.kernel import GuestKernel
 from tests.synthetic import Pipeline, certified, pipe, profile, reading
 
@@ -103,13 +102,6 @@ def test_a_network_s_certificate_has_those_of_its_links_and_stands_alone(found_m
     run = RunCertificates(before=step.assess(whole), after=None)
     assert run.verdict == verdict
     assert 0 < run.bound < 0.02
-
-
-@pytest.fixture(scope="module")
-def kernel() -> GuestKernel:
-    found = find_clock_kernel()
-    assert found is not None
-    return found
 
 
 @pytest.mark.slow

@@ -25,11 +25,6 @@ def _bytes(trace: Trace, folder: Path) -> bytes:
     return (folder / "a.trace").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
 @given(trace=traces())
 def test_what_is_written_is_read_back_and_makes_sense(trace: Trace, folder: Path) -> None:
     content = _bytes(trace, folder)
