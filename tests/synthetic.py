@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
-from testbed.jobs import schedule
+from testbed.jobs.pipeline import orders_of
 from testbed.message_key import Direction
 from testbed.metrics import summarise
 from testbed.profiles import LinkProfile, Pipe, Schedule
@@ -165,14 +165,10 @@ class Pipeline:
     def _longer(self, duration: int) -> int:
         return round(duration * self.dilation * (1 + self.jitter * self.random.random()))
 
-    def _order(self, stage: int, phase: str) -> list[tuple[str, int]]:
+    def _order(self, stage: int, phase: str) -> Sequence[tuple[str, int]]:
         if phase != "train":
             return [("F", part) for part in range(self.parts)]
-        shape = self.cell.pipeline
-        once = schedule.actions(
-            shape.schedule, stage=stage, stages=self.stages, microbatches=self.microbatches, in_flight=shape.in_flight
-        )
-        return [(kind, done * self.microbatches + part) for done in range(self.accumulation) for kind, part in once]
+        return orders_of(self.cell.pipeline)[stage]
 
     def run(self, number: int, phase: str = "train", *, warmup: bool = False, loss: float = 5.0) -> Pipeline:
         """One step or evaluation of all stages; appends a record to each. Returns this."""
@@ -358,23 +354,34 @@ def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepR
     return pipeline.records
 
 
+def reading(quantity: str, expected: float | None, measured: float | None, **changes: Any) -> Measurement:
+    """What a certificate says that was measured of a link; `changes` of what is stated here."""
+    stated = {"link": "node-0", "direction": "up", "detail": "", "unit": "", "tolerance": 1.0, "samples": 1}
+    found = {"quantity": quantity, "expected": expected, "measured": measured, "verdict": "PASS", "note": ""}
+    return Measurement.model_validate(stated | found | changes)
+
+
+def certified(*measurements: Measurement, **changes: Any) -> Certificate:
+    """A certificate of these measurements."""
+    stated = {"form": "quick", "engine": "relay", "taken_at": "2026-01-02T03:04:05Z", "seconds": 1.2, "rejected": ()}
+    return Certificate.model_validate({**stated, "measurements": measurements, **changes})
+
+
 def certificate(what: Cell, verdict: str) -> Certificate:
     found = []
     for number, link in enumerate(what.links):
         name = link_name(what, number)
         for side in LINK_DIRECTIONS:
-            rate = {"link": name, "direction": side, "quantity": "rate", "detail": "", "unit": "Mbit/s", "samples": 1}
-            rate |= {"expected": None, "measured": 9_400.0, "tolerance": None, "verdict": "PASS", "note": ""}
-            if (one := link.pipe(side)) is not None:
-                asked, note = one.rate_bps / 1e6, "" if verdict == "PASS" else "slower than asked"
-                rate |= {"expected": asked, "measured": asked * (0.998 if verdict == "PASS" else 0.8)}
-                rate |= {"tolerance": asked / 100, "verdict": verdict, "note": note}
-            found.append(Measurement.model_validate(rate))
-        rtt = {"link": name, "direction": "both", "quantity": "rtt", "detail": "idle", "unit": "ms", "samples": 20}
-        rtt |= {"expected": 20.0, "measured": 20.1, "tolerance": 0.3, "verdict": "PASS", "note": ""}
-        found.append(Measurement.model_validate(rtt))
-    about: dict[str, Any] = {"form": "quick", "engine": what.engine, "taken_at": "2026-01-02T03:04:05Z", "seconds": 1.2}
-    return Certificate(**about, measurements=tuple(found), rejected=())
+            about: dict[str, Any] = {"link": name, "direction": side, "unit": "Mbit/s"}
+            if (one := link.pipe(side)) is None:
+                found.append(reading("rate", None, 9_400.0, tolerance=None, **about))
+                continue
+            asked, note = one.rate_bps / 1e6, "" if verdict == "PASS" else "slower than asked"
+            about |= {"tolerance": asked / 100, "verdict": verdict, "note": note}
+            found.append(reading("rate", asked, asked * (0.998 if verdict == "PASS" else 0.8), **about))
+        about = {"link": name, "direction": "both", "detail": "idle", "unit": "ms"}
+        found.append(reading("rtt", 20.0, 20.1, tolerance=0.3, samples=20, **about))
+    return certified(*found, engine=what.engine)
 
 
 ENVIRONMENT = {

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Key, Meet, Program, Receive, Send, Wait, Work
 from testbed.jobs.recorder import Named
-from testbed.jobs.schedule import Action, actions
+from testbed.jobs.schedule import Action, all_actions
 from testbed.message_key import Phase
 from testbed.spec import PipelineSpec, TrainingSpec
 
@@ -134,17 +134,8 @@ class PipelineJob:
 
 def orders_of(pipeline: PipelineSpec) -> list[tuple[Action, ...]]:
     """Return the actions of a step, by stage."""
-    return [
-        actions(
-            pipeline.schedule,
-            stage=stage,
-            stages=pipeline.stages,
-            microbatches=pipeline.microbatches,
-            in_flight=pipeline.in_flight,
-            accumulation=pipeline.accumulation,
-        )
-        for stage in range(pipeline.stages)
-    ]
+    numbers = pipeline.model_dump(include={"stages", "microbatches", "in_flight", "accumulation"})
+    return all_actions(pipeline.schedule, **numbers)
 
 
 def training_job(pipeline: PipelineSpec, training: TrainingSpec, validation_batches: int) -> PipelineJob:

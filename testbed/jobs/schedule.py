@@ -59,3 +59,8 @@ def actions(
         if m + ahead < microbatches:
             order.append(Action("F", m + ahead))
     return tuple(Action(kind, turn * microbatches + m) for turn in range(accumulation) for kind, m in order)
+
+
+def all_actions(schedule: ScheduleName, *, stages: int, **numbers: int) -> list[tuple[Action, ...]]:
+    """Return the actions of a step, by stage; `numbers` as for `actions`."""
+    return [actions(schedule, stage=stage, stages=stages, **numbers) for stage in range(stages)]

@@ -56,6 +56,10 @@ class CodedNode:
         """Say whether messages that are called so are of integers."""
         return False
 
+    def codec_of(self, what: str) -> str:
+        """Return the codec of messages that are called so: the cell's."""
+        return self._setting.recipe.codec
+
     def _decoded(self, key: Key, payload: Any) -> Tensor:
         if self.integers(key.what):
             if len(payload) % 8:
@@ -67,9 +71,8 @@ class CodedNode:
     def _codec(self, end: str, key: Key) -> Codec:
         direction, place = self._kind.named(key).direction, (end, key.what, key.origin)
         if place not in self._codecs:
-            recipe = self._setting.recipe
-            context = Context(seed=recipe.training.seed, boundary=key.origin, direction=direction)
-            self._codecs[place] = make(recipe.codec, context)
+            context = Context(self._setting.recipe.training.seed, key.origin, direction)
+            self._codecs[place] = make(self.codec_of(key.what), context)
         return self._codecs[place]
 
 

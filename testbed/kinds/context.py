@@ -8,6 +8,7 @@ the subspace that the layer's weights span, and a node attends to its own keys a
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
-from testbed.codecs.contract import Codec, Context
+from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
-from testbed.jobs.actions import Encoded, Key, Message
+from testbed.jobs.actions import Encoded, Key
 from testbed.jobs.context import ContextParallel
 from testbed.jobs.kind import Setting
 from testbed.jobs.recorder import Said
@@ -258,11 +259,7 @@ class ContextNode(CodedNode):
     def sum(self, key: Key, came: Sequence[Tensor]) -> Tensor:
         """Add this node's part of the weights' gradients up; `came`: the other nodes', the last node's first."""
         here = len(came) - self._place
-        gradients = [*came[:here], self._flat[self._place], *came[here:]]
-        total = gradients[0].clone()
-        for gradient in gradients[1:]:
-            total += gradient
-        return total
+        return functools.reduce(torch.add, [*came[:here], self._flat[self._place], *came[here:]])
 
     def update(self, key: Key, sums: Sequence[Tensor]) -> None:
         """Update with the gradients' sums, by part. StageError for a norm that is NaN or infinite."""
@@ -270,10 +267,8 @@ class ContextNode(CodedNode):
         gradients = torch.split(torch.cat(list(sums)), [parameter.numel() for parameter in parameters])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter).clone()  # aligned as torch allocates
-        norm, rate = (
-            global_norm(self._optimiser.squares()),
-            learning_rate(recipe.optimiser, key.step, recipe.training.steps),
-        )
+        norm = global_norm(self._optimiser.squares())
+        rate = learning_rate(recipe.optimiser, key.step, recipe.training.steps)
         if not math.isfinite(norm):
             raise self._diverged("gradient norm", norm, key)
         self._optimiser.update(norm, rate)
@@ -297,10 +292,6 @@ class ContextNode(CodedNode):
         payload = b"".join((_LENGTH.pack(len(first.payload)), first.payload, second.payload))  # type: ignore[arg-type]
         return Encoded(payload, first.raw_bytes + second.raw_bytes)
 
-    def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
-        """Return the pairs, or the parts, of messages. CodecError as from the codecs."""
-        return [self._decoded(each.key, each.payload) for each in messages]
-
     def _decoded(self, key: Key, payload: Any) -> Any:
         if key.what in _WEIGHTS:
             return super()._decoded(key, payload)
@@ -311,14 +302,8 @@ class ContextNode(CodedNode):
         halves = view[ends[0] : ends[1]], view[ends[1] :]
         return tuple(super(ContextNode, self)._decoded(*each) for each in zip(_halves(key), halves, strict=True))
 
-    def _codec(self, end: str, key: Key) -> Codec:
-        if key.what not in _WEIGHTS:
-            return super()._codec(end, key)
-        place = (end, key.what, key.origin)
-        if place not in self._codecs:
-            seed, direction = self._setting.recipe.training.seed, self._job.named(key).direction
-            self._codecs[place] = make(self._job.weights, Context(seed, key.origin, direction))
-        return self._codecs[place]
+    def codec_of(self, what: str) -> str:
+        return self._job.weights if what in _WEIGHTS else super().codec_of(what)
 
 
 def bases(kind: ContextParallel, size: ModelSize, seed: int) -> Sequence[nn.Parameter]:
@@ -359,9 +344,7 @@ def _gradient(tensor: Tensor) -> Tensor:
 
 def _sum(pairs: Sequence[Pair]) -> Pair:
     """Add pairs up, from the first on."""
-    keys, values = pairs[0]
-    for more_keys, more_values in pairs[1:]:
-        keys, values = keys + more_keys, values + more_values
+    keys, values = (functools.reduce(torch.add, each) for each in zip(*pairs, strict=True))
     return keys, values
 
 

@@ -154,7 +154,7 @@ class DecodingNode(CodedNode):
             self.requests[number] = Request(
                 batch=batch,
                 ids=self.held_out(batch).inputs[:, : self._job.prompt if first else 0],
-                kept=KeysAndValues() if self._job.cache else None,
+                kept=self._cache(),
             )
         return self.forward(key, value)
 
@@ -221,7 +221,7 @@ class DecodingNode(CodedNode):
         stages = [Layers(self._spec, self._setting, stage, job.stages, job.layers) for stage in range(job.stages)]
         for batch in range(self._spec.validation_batches):
             ids = self.held_out(batch).inputs
-            kept = [KeysAndValues() if job.cache else None for _ in stages]
+            kept = [self._cache() for _ in stages]
             for position in range(job.tokens):
                 length = job.prompt + position
                 before, value = length - 1 if position and job.cache else 0, ids[:, :length]
@@ -237,9 +237,16 @@ class DecodingNode(CodedNode):
     def _chosen_whole(self, batch: int) -> Tensor:
         if batch not in self._whole:
             whole = Layers(self._spec, self._setting, 0, 1, None)
-            ids = self.held_out(batch).inputs[:, : self._job.prompt]
-            self._whole[batch] = greedy(whole, ids, self._job.tokens, cache=self._job.cache)
+            ids, kept, before = self.held_out(batch).inputs[:, : self._job.prompt], self._cache(), 0
+            for _ in range(self._job.tokens):
+                hidden = whole.compute(ids, before, kept)
+                before = 0 if kept is None else ids.shape[1]
+                ids = torch.cat((ids, whole.logits(hidden[:, -1:]).argmax(2)), 1)
+            self._whole[batch] = ids[:, self._job.prompt :]
         return self._whole[batch]
+
+    def _cache(self) -> KeysAndValues | None:
+        return KeysAndValues() if self._job.cache else None
 
     # ------------------------------------------------------------------ tokens
     def held_out(self, batch: int) -> Batch:
@@ -261,13 +268,3 @@ class DecodingNode(CodedNode):
         """Append, at the last stage, what it chose itself up to the first token beyond the guesses that it accepts."""
         assert request.chosen is not None
         request.ids = torch.cat((request.ids, request.chosen[:, : guesses + 1]), 1)
-
-
-def greedy(whole: Layers, ids: Tensor, tokens: int, *, cache: bool) -> Tensor:
-    """Return the tokens (b, tokens) that a whole model chooses after the prompts `ids` (b, n)."""
-    kept, prompt, before = KeysAndValues() if cache else None, ids.shape[1], 0
-    for _ in range(tokens):
-        hidden = whole.compute(ids, before, kept)
-        before = ids.shape[1] if cache else 0
-        ids = torch.cat((ids, whole.logits(hidden[:, -1:]).argmax(2)), 1)
-    return ids[:, prompt:]

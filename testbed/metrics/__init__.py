@@ -21,38 +21,27 @@ A new metric is a function here, a field of `records.Summary` that `summary` fil
 `report.tables.COLUMNS`. Exports and the combination of several runs follow from the field.
 """
 
-from testbed.metrics.compare import CodecComparison, RunSteps, compare, run_steps
-from testbed.metrics.curves import Bands, LossPoint, bands, loss_curve, uncompressed_curve, validation_curve
-from testbed.metrics.ideal import ideal_step_s
-from testbed.metrics.spans import split_shares
+from testbed.metrics.compare import CodecComparison, RunSteps, compare
+from testbed.metrics.curves import LossPoint, bands, loss_curve, uncompressed_curve, validation_curve
 from testbed.metrics.steps import PipelineStep, align, measured, steady
 from testbed.metrics.summary import summarise
 from testbed.metrics.time_to_loss import TimeToLoss, default_target, time_to_loss
-from testbed.metrics.traffic import Traffic, traffic
-from testbed.metrics.wires import Wires
 
 __all__ = [
-    "Bands",
     "CodecComparison",
     "LossPoint",
     "RunSteps",
     "PipelineStep",
     "TimeToLoss",
-    "Traffic",
-    "Wires",
     "align",
     "bands",
     "compare",
     "default_target",
-    "ideal_step_s",
     "loss_curve",
     "measured",
-    "run_steps",
-    "split_shares",
     "steady",
     "summarise",
     "time_to_loss",
-    "traffic",
     "uncompressed_curve",
     "validation_curve",
 ]

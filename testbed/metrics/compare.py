@@ -2,7 +2,7 @@
 
 Runs of the same seed are paired: the first run with the first, the second with the second. In a sweep whose order is
 interleaved these were made close to each other, so that a machine that becomes slower affects both. Runs without a
-partner are left out and counted. Steps are not paired: step 7 of one run was not made at the time of step 7 of another.
+partner are left out. Steps are not paired: step 7 of one run was not made at the time of step 7 of another.
 
 Speed-up: the baseline's median step over the codec's. For one pair the steps of both runs are resampled, each on its
 own; for several pairs the interval is Student's t over the logarithms of the pairs' ratios. Loss: the difference in
@@ -68,10 +68,6 @@ class CodecComparison(NamedTuple):
     loss_separable: bool
     """Whether its interval excludes 0; one seed never can."""
     pairs: int
-    unpaired: int
-    """Runs of either side without a partner."""
-    rule: str
-    """How the pairs were made, for a caption."""
 
 
 def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple[RunSteps, RunSteps]]:
@@ -98,8 +94,6 @@ def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> CodecComp
         loss_difference=loss,
         loss_separable=loss is not None and loss.interval is not None and not loss.interval.holds(0.0),
         pairs=len(pairs),
-        unpaired=len(ours) + len(baseline) - 2 * len(pairs),
-        rule="runs of the same seed, in the order in which they were made",
     )
 
 

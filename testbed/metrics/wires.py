@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.link_profile import TCP_HEADER_BYTES
 from testbed.profiles.timeline import timeline
-from testbed.spec import Topology
+from testbed.spec import Cell, Topology
 
 HEADER_BYTES = TCP_HEADER_BYTES
 """On every packet of a frame."""
@@ -115,22 +115,8 @@ class Wire:
         yield ConstantStretch(now, end_ns, self.rate_at(now), self.delay_at(now))
 
 
-class Linked(Protocol):
-    """What has links, as a cell has: one per node of a star, one per two neighbours of a line."""
-
-    @property
-    def topology(self) -> Topology:
-        """How they are joined."""
-        ...
-
-    @property
-    def links(self) -> Sequence[LinkProfile]:
-        """What is asked of each."""
-        ...
-
-
 class StatedLinks(NamedTuple):
-    """Links without a cell."""
+    """Links without a cell: one per node of a star, one per two neighbours of a line."""
 
     topology: Topology
     links: Sequence[LinkProfile]
@@ -141,7 +127,7 @@ class Wires:
 
     def __init__(
         self,
-        lab: Linked,
+        lab: Cell | StatedLinks,
         played_at_ns: int | None = None,
         deviations: Mapping[tuple[int, str], WireDeviation] = MappingProxyType({}),
     ) -> None:

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from testbed.errors import SpecError
-from testbed.play.chakra_file import ChakraFile, ChakraNode, NodeType, Value, read_chakra, whole, write_chakra
+from testbed.play.chakra_file import ChakraFile, ChakraNode, NodeType, Value, read_chakra, write_chakra
 from testbed.play.check import check_trace
 from testbed.play.rings import ring_rounds
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.play.unlinked import in_order
 
 _TYPES: Final = {WORK: NodeType.COMP_NODE, SEND: NodeType.COMM_SEND_NODE, RECEIVE: NodeType.COMM_RECV_NODE}
@@ -38,7 +38,6 @@ _USED: Final = {NodeType.INVALID_NODE, NodeType.METADATA_NODE, *_TYPES.values(),
 _MEMORY: Final = {NodeType.MEM_LOAD_NODE, NodeType.MEM_STORE_NODE}
 """Work, where they state how long they take."""
 _LANE: Final = "testbed_lane"
-_KIND_NAMES: Final = {WORK: "work", SEND: "send", RECEIVE: "receive"}
 _MOST_STEPS: Final = 1_000_000
 _MOST_LABELS: Final = 256
 """More names of nodes than that, and they are left out."""
@@ -281,7 +280,7 @@ class _Reader:
         events = {place: number for number, place in enumerate(sorted(awaited))}
         names = {operation.name: 0 for lane in self._lanes for operation in lane.operations}
         if many := len(names) > _MOST_LABELS:
-            names = dict.fromkeys(_KIND_NAMES.values(), 0)
+            names = dict.fromkeys((KINDS[kind] for kind in _TYPES), 0)
         labels = {name: number for number, name in enumerate(names)}
         steps = max([1, *(operation.step + 1 for lane in self._lanes for operation in lane.operations)])
         steps = max([steps, *(_stated_steps(content) for content in self._files)])
@@ -293,7 +292,7 @@ class _Reader:
                     lane.end_step()
                 for wait in operation.waits:
                     lane.add(WAIT, tag=events[wait], value=1)
-                name = _KIND_NAMES[operation.kind] if many else operation.name
+                name = KINDS[operation.kind] if many else operation.name
                 numbers = {"peer": operation.peer, "tag": operation.tag, "value": operation.value}
                 lane.add(operation.kind, label=labels[name], **numbers)
                 if (number, position) in events:
@@ -319,10 +318,13 @@ def _wrong(key: _Key, node: ChakraNode, what: str) -> SpecError:
 
 
 def _whole(key: _Key, node: ChakraNode, name: str, default: int | None = None) -> int:
-    try:
-        return whole(node.attributes, name, default)
-    except ValueError as error:
-        raise _wrong(key, node, f"cannot be used: {error}") from None
+    value = node.attributes.get(name, default)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, int):
+        found = "missing" if value is None else repr(value)
+        raise _wrong(key, node, f"cannot be used: its {name} is {found}, and should be a whole number")
+    return value
 
 
 def _paired(nodes: Mapping[_Key, ChakraNode], npus: int) -> tuple[dict[_Key, _Key], dict[_Key, int]]:
@@ -406,27 +408,28 @@ def _collective(node: ChakraNode, npu: int) -> str:
 
 
 # ------------------------------------------------------------------ files
-def chakra_paths(path: Path) -> list[Path]:
-    """Return the files NAME.0.et, NAME.1.et ... that NAME.et stands for. SpecError where there is none."""
-    stem = path.with_suffix("") if path.suffix == ".et" else path
-    found: list[Path] = []
-    while (one := stem.parent / f"{stem.name}.{len(found)}.et").exists():
-        found.append(one)
-    if not found:
-        raise SpecError(f"there is no Chakra trace {path}: it stands for {stem}.0.et, {stem}.1.et ..., one per NPU")
-    return found
+def _file_of(path: Path, npu: int) -> Path:
+    """Return the file of an NPU: NAME.0.et, NAME.1.et ..., which NAME.et stands for."""
+    return path.with_name(f"{path.name.removesuffix('.et')}.{npu}.et")
 
 
 def load_chakra(path: Path, *, flops_per_s: float | None = None) -> Trace:
-    """Read NAME.0.et, NAME.1.et ..., which NAME.et stands for, as a trace. SpecError as from `from_chakra`."""
-    return from_chakra([read_chakra(file) for file in chakra_paths(path)], flops_per_s=flops_per_s)
+    """Read NAME.0.et, NAME.1.et ..., which NAME.et stands for, as a trace. SpecError where there is none, and as from
+    `from_chakra`.
+    """
+    found: list[ChakraFile] = []
+    while (file := _file_of(path, len(found))).exists():
+        found.append(read_chakra(file))
+    if not found:
+        files = f"{_file_of(path, 0)}, {_file_of(path, 1)} ..."
+        raise SpecError(f"there is no Chakra trace {path}: it stands for {files}, one per NPU")
+    return from_chakra(found, flops_per_s=flops_per_s)
 
 
 def save_chakra(trace: Trace, path: Path) -> list[Path]:
     """Write a trace that was checked as NAME.0.et, NAME.1.et ...; return them. OSError where that fails."""
-    stem = path.with_suffix("") if path.suffix == ".et" else path
     written = []
     for npu, content in enumerate(to_chakra(trace)):
-        written.append(stem.parent / f"{stem.name}.{npu}.et")
+        written.append(_file_of(path, npu))
         write_chakra(written[-1], content)
     return written

@@ -144,7 +144,7 @@ def parse_chakra(raw: bytes) -> ChakraFile:
             raise ValueError("it is empty")
         content = ChakraFile([], _attributes(metadata))
         while (node := parse_length_prefixed(_Node, stream)) is not None:
-            content.nodes.append(_read_node(node))
+            content.nodes.append(_node(node))
     except (DecodeError, OverflowError) as error:  # OverflowError: a message of 2**63 bytes
         raise ValueError(str(error)) from None
     return content
@@ -161,7 +161,7 @@ def _put_attributes(into: Any, attributes: Mapping[str, Value]) -> None:
         into.attributes.add(name=name.encode(), **{kind: value})
 
 
-def _read_node(node: Any) -> ChakraNode:
+def _node(node: Any) -> ChakraNode:
     dependencies = [*node.control, *node.data]
     return ChakraNode(node.id, _text(node.name), node.type, dependencies, node.duration_us, _attributes(node))
 
@@ -178,13 +178,3 @@ def _attributes(message: Any) -> dict[str, Value]:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
-
-
-def whole(attributes: Mapping[str, Value], name: str, default: int | None = None) -> int:
-    """Return an attribute that is a whole number. ValueError where it is none, or is missing without a default."""
-    value = attributes.get(name, default)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if not isinstance(value, int):
-        raise ValueError(f"its {name} is {'missing' if value is None else repr(value)}, and should be a whole number")
-    return value

@@ -118,13 +118,8 @@ class DataParallelShape(Frozen):
         staleness, local_steps = [self.staleness] * self.workers, [1] * self.workers
         # What experiments published counts times and bytes by steps that end before a worker waits.
         job = DataParallelJob(self.workers, self.exchange, staleness, local_steps, steps, waits_first=True)
-        return TracedJob(
-            job,
-            [Sizes(functools.partial(size, node)) for node in range(self.nodes)],
-            cost,
-            LABELS,
-            {"maker": "synthetic data parallel"},
-        ).trace()
+        nodes = [Sizes(functools.partial(size, node)) for node in range(self.nodes)]
+        return TracedJob(job, nodes, cost, LABELS, {"maker": "synthetic data parallel"}).trace()
 
     def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float | None:
         """Return the steady cycle in seconds, `max(Tc, S, (Tc + E) / (staleness + 1))`: S is for how long an exchange

@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
@@ -38,7 +39,7 @@ from testbed.errors import SpecError
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Key, Sizes, Work
 from testbed.jobs.hybrid import HybridJob, Round
-from testbed.jobs.schedule import actions
+from testbed.jobs.schedule import all_actions
 from testbed.metrics.links import AlonePipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.data_parallel import steady_mean_ns
@@ -116,11 +117,6 @@ class RoundShape(Frozen):
     """Of what devices pass on of what they got."""
 
 
-def _is_nothing(value: object) -> bool:
-    """Say whether a field is left out of a shape's text, and so of the ids of cells that were made before it."""
-    return not value
-
-
 class HybridShape(Frozen):
     """A step in numbers. A trace follows from it. Devices are numbered through all replicas."""
 
@@ -148,9 +144,10 @@ class HybridShape(Frozen):
     exchanged: Messages
     """Where everyone takes part; so `passed_on`."""
     passed_on: Messages = ()
-    rounds: tuple[RoundShape, ...] = Field(default=(), exclude_if=_is_nothing)
+    # Fields that say nothing are left out of a shape's text, and so of the ids of cells that were made before them.
+    rounds: tuple[RoundShape, ...] = Field(default=(), exclude_if=operator.not_)
     """Those of steps one after the other, and again from the first; none: everyone takes part in each."""
-    staleness: int = Field(default=0, exclude_if=_is_nothing)
+    staleness: int = Field(default=0, exclude_if=operator.not_)
     tokens: int
     """In a step, of all replicas; the mean over rounds, as all that is said of a step here."""
 
@@ -287,10 +284,7 @@ class HybridShape(Frozen):
 
     def _job(self, steps: int) -> HybridJob:
         orders = [
-            [
-                actions(self.schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight)
-                for stage in range(stages)
-            ]
+            all_actions(self.schedule, stages=stages, microbatches=microbatches, in_flight=in_flight)
             for stages, microbatches, in_flight in zip(self.replicas, self.microbatches, self.in_flight, strict=True)
         ]
         rounds = [

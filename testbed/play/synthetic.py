@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.jobs.actions import Action, Decode, Encode, EndStep, Key, Program, Receive, Send, Sizes, Work
-from testbed.jobs.loop import Cost
 from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
-from testbed.jobs.schedule import actions
+from testbed.jobs.schedule import all_actions
 from testbed.play.trace import Trace
 from testbed.play.tracing import Sites, TracedJob
 from testbed.spec import ScheduleName
@@ -47,33 +46,22 @@ def pipeline_trace(
         for what, value in (("forward", forward_ns), ("backward", backward_ns), ("update", update_ns))
     }
     sizes = _each(message_bytes, 2)
-    orders = [
-        actions(schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight or stages)
-        for stage in range(stages)
-    ]
-    return TracedJob(
-        PipelineJob(orders, steps, blocking),
-        [Sizes(lambda key: sizes[WAYS[key.what]])] * stages,
-        pipeline_cost(works, _each(encode_ns, 2), _each(decode_ns, 2)),
-        LABELS,
-        {"maker": "synthetic pipeline"},
-    ).trace()
-
-
-def pipeline_cost(works_ns: dict[str, Sequence[int]], encode_ns: Sequence[int], decode_ns: Sequence[int]) -> Cost:
-    """Return how long stages take: for each work by stage, and for messages forward and backward."""
+    orders = all_actions(schedule, stages=stages, microbatches=microbatches, in_flight=in_flight or stages)
+    encode, decode = _each(encode_ns, 2), _each(decode_ns, 2)
 
     def cost(stage: int, action: Action) -> int | None:
         match action:
             case Work(what):
-                return works_ns[what][stage] if what in works_ns else None
+                return works[what][stage] if what in works else None
             case Encode(key):
-                return encode_ns[WAYS[key.what]]
+                return encode[WAYS[key.what]]
             case Decode(messages):
-                return decode_ns[WAYS[messages[0].key.what]]
+                return decode[WAYS[messages[0].key.what]]
         return None
 
-    return cost
+    nodes = [Sizes(lambda key: sizes[WAYS[key.what]])] * stages
+    job = PipelineJob(orders, steps, blocking)
+    return TracedJob(job, nodes, cost, LABELS, {"maker": "synthetic pipeline"}).trace()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from testbed.jobs.actions import (
@@ -111,8 +112,8 @@ class Tracer:
         self._met: dict[tuple[int, Sequence[int] | None], int] = defaultdict(int)
         self._notes: dict[type, Callable[[RunningLane, Lane, Any, Any], None]] = {
             Work: self._worked,
-            Encode: self._coded,
-            Decode: self._coded,
+            Encode: self._worked,
+            Decode: self._worked,
             Send: self._has_sent,
             Receive: self._has_received,
             Collect: self._collected,
@@ -145,20 +146,17 @@ class Tracer:
 
     def trace(self) -> Trace:
         """Return the trace of what was done."""
-        lanes = [*sorted(self._lanes.values(), key=_node_of), *sorted(self._side.values(), key=_node_of)]
+        lanes = [lane for own in (self._lanes, self._side) for lane in sorted(own.values(), key=attrgetter("node"))]
         steps = max(len(lane.starts) for lane in lanes)
         for lane in lanes:
             _go_to(lane, steps)
         return Trace(self._sites.names, tuple(self._labels), tuple(lanes), self._about)
 
     # ------------------------------------------------------------------ work
-    def _worked(self, lane: RunningLane, own: Lane, action: Work, value: Any) -> None:
+    def _worked(self, lane: RunningLane, own: Lane, action: Work | Encode | Decode, value: Any) -> None:
         if (took_ns := self._cost(lane.node, action)) is not None:
-            own.add(WORK, self._label(action.what), 0, 0, took_ns)
-
-    def _coded(self, lane: RunningLane, own: Lane, action: Encode | Decode, value: Any) -> None:
-        if (took_ns := self._cost(lane.node, action)) is not None:
-            own.add(WORK, self._label("encode" if type(action) is Encode else "decode"), 0, 0, took_ns)
+            what = action.what if isinstance(action, Work) else "encode" if isinstance(action, Encode) else "decode"
+            own.add(WORK, self._label(what), 0, 0, took_ns)
 
     # ------------------------------------------------------------------ messages
     def _has_sent(self, lane: RunningLane, own: Lane, action: Send, value: Any) -> None:
@@ -242,10 +240,6 @@ class Tracer:
 
     def _event(self, name: object) -> int:
         return self._events.setdefault(name, len(self._events))
-
-
-def _node_of(lane: Lane) -> int:
-    return lane.node
 
 
 def _go_to(lane: Lane, starts: int) -> None:

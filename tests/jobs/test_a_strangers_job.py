@@ -97,6 +97,4 @@ def test_live_it_is_the_same_training_and_as_long(
     assert [step.loss for step in live.steps(2)] == [step.loss for step in played.steps(2)]
     assert len(live.steps(2)) == 5
     if clock == "virtual":  # on the real one a busy machine takes longer
-        assert played.summary is not None
-        assert live.summary is not None
         assert live.summary.step_s == pytest.approx(played.summary.step_s, rel=0.01)

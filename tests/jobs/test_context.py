@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
@@ -15,78 +14,48 @@ import torch
 from torch import Tensor, nn
 
 from testbed.errors import UserError
-from testbed.jobs.actions import Encode, Send
-from testbed.jobs.kind import Setting, job_of_table
-from testbed.jobs.loop import Clock, Lane, Loop
+from testbed.jobs.actions import Encode, Key, Message, Send
+from testbed.jobs.kind import Setting
+from testbed.jobs.loop import Loop
 from testbed.jobs.recorder import Recorder
 from testbed.kinds.context import FAMILIES, ContextNode, bases
 from testbed.pipeline.gather import global_norm
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.pipeline.step_log import OnHostClock, Records
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
+from testbed.spec import Recipe
 from testbed.workloads.build import build_stage, empty_model
 from testbed.workloads.data import Data
 from testbed.workloads.models import workload_size
+from tests.jobs.recording import DelayedLinks, Recording, job_recipe
 
 STEPS, LENGTH, VOCABULARY = 3, 26, 4096
 LAYERS = {"gpt2-nano": 3, "llama-nano": 6}
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("text") / "tokens.npy"
-    np.save(path, np.random.default_rng(1).integers(0, VOCABULARY, 40_000, dtype=np.uint16))
-    return str(path)
-
-
 def recipe(model: str = "gpt2-nano", codec: str = "fp32", **job: Any) -> Recipe:
     batches = job.setdefault("validation_batches", 0)
     table = {"kind": "context", "nodes": 3, "layers": LAYERS[model], **job}
-    return Recipe(
-        codec=codec,
-        workload=TextSpec(
-            family=model.partition("-")[0],
-            model=model,
-            text="bundled",
-            sequence_length=LENGTH,
-            batch_size=2,
-            validation_batches=max(1, batches),
-        ),
-        pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
-        job=job_of_table(table),
-        optimiser=OptimiserSpec(learning_rate=3e-3, weight_decay=0.1, beta1=0.9, beta2=0.99, clip_norm=0.5),
-        training=TrainingSpec(steps=STEPS, warmup_steps=0, seed=5, evaluate_every=0),
-    )
+    text = {"sequence_length": LENGTH, "batch_size": 2, "validation_batches": max(1, batches)}
+    return job_recipe(table, codec, model=model, steps=STEPS, **text)
 
 
-class Slow:
-    """Links that take as long as bytes take, and longer for some pairs."""
-
-    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
-        clock.at(clock.now_ns + size * (1 + 7 * source % 5) + 1000 * target, deliver)
-
-    def take(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
-        deliver()
-
-
-class Sent:
-    """Notes every payload that is encoded, and how many bytes are sent."""
-
-    def __init__(self) -> None:
-        self.hashes, self.bytes, self.keys = list[str](), 0, list[Any]()
-
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        if isinstance(action, Encode):
-            self.hashes.append(f"{lane.node} {action.key} {hashlib.sha256(value.payload).hexdigest()}")
-        if isinstance(action, Send):
-            self.bytes += len(action.message.payload)
-            self.keys.append((lane.node, action.peer, action.message.key))
+SLOW = DelayedLinks(lambda source, target, size: size * (1 + 7 * source % 5) + 1000 * target)
 
 
 class Trained(NamedTuple):
     records: list[dict[str, Any]]
     nodes: Sequence[ContextNode]
-    sent: Sent
+    seen: Recording
+
+    @property
+    def payloads(self) -> dict[tuple[int, Key], bytes]:
+        """Those that were encoded, by node."""
+        return {(node, action.key): bytes(value.payload) for node, _, action, value, *_ in self.seen.of(Encode)}
+
+    @property
+    def sent(self) -> list[tuple[int, int, Message]]:
+        """Messages: sender, receiver."""
+        return [(node, action.peer, action.message) for node, _, action, *_ in self.seen.of(Send)]
 
     @property
     def losses(self) -> list[float]:
@@ -103,32 +72,30 @@ class Trained(NamedTuple):
 
 def trained(tokens: str, of: Recipe, links: Any = None) -> Trained:
     kind, setting = of.job, Setting(of, VOCABULARY, tokens)
-    assert kind is not None
-    places = range(len(kind.places))  # type: ignore[attr-defined]
-    nodes = [kind.node(place, setting) for place in places]  # type: ignore[attr-defined]
-    outputs, sent = [io.StringIO() for _ in places], Sent()
+    places = range(len(kind.places))
+    nodes = [kind.node(place, setting) for place in places]
+    outputs, seen = [io.StringIO() for _ in places], Recording()
     records = Records(nodes, outputs, 0, lambda message: None, lambda done: done[-1][1])
-    recorder = Recorder(records.write, kind.named, 32)  # type: ignore[attr-defined]
-    programs = [kind.program(place) for place in places]  # type: ignore[attr-defined]
+    recorder = Recorder(records.write, kind.named, 32)
+    programs = [kind.program(place) for place in places]
     Loop(
         programs,
         nodes,
         links=links,
-        observers=[OnHostClock(recorder), sent],
+        observers=[OnHostClock(recorder), seen],
         goes_on=lambda place, step: step + 1 < STEPS,
     ).run()
     for node in nodes[1:]:
         assert all(map(torch.equal, node.learned, nodes[0].learned))
-    return Trained([json.loads(line) for line in outputs[-1].getvalue().splitlines()], nodes, sent)
+    return Trained([json.loads(line) for line in outputs[-1].getvalue().splitlines()], nodes, seen)
 
 
 def unsplit(tokens: str, of: Recipe, chunks: int) -> tuple[list[float], list[float], list[Tensor]]:
     """Train the model on one node, in one graph, with so many chunks of queries; returns losses, norms and weights."""
     spec = of.workload
-    assert isinstance(spec, TextSpec)
     size, data = workload_size(spec), Data(np.load(tokens), spec, of.training.seed)
     model = build_stage(spec, stage=0, stages=1, seed=of.training.seed, vocabulary=VOCABULARY)
-    drawn = bases(of.job, size, of.training.seed)  # type: ignore[arg-type]
+    drawn = bases(of.job, size, of.training.seed)
     learned = [*model.parameters(), *(basis for basis in drawn if basis.requires_grad)]
     layers, optimiser = FAMILIES[spec.family](model), Optimiser(learned, of.optimiser)
     cuts = [slice(LENGTH * chunk // chunks, LENGTH * (chunk + 1) // chunks) for chunk in range(chunks)]
@@ -196,9 +163,9 @@ def test_it_is_one_node_with_the_same_chunks_of_queries(
 @pytest.mark.parametrize("exchange", ["direct", "chain"])
 def test_links_change_nothing(tokens: str, exchange: str) -> None:
     of = recipe(nodes=4, exchange=exchange, validation_batches=2, codec="int8")
-    alone, slow = trained(tokens, of), trained(tokens, of, Slow())
+    alone, slow = trained(tokens, of), trained(tokens, of, SLOW)
     assert alone.losses == slow.losses
-    assert sorted(alone.sent.hashes) == sorted(slow.sent.hashes)
+    assert alone.payloads == slow.payloads
     assert all(map(torch.equal, alone.weights, slow.weights))
 
 
@@ -208,7 +175,6 @@ def test_its_losses_are_transformers(tokens: str, model: str) -> None:
     run = trained(tokens, of)
     assert [record["phase"] for record in run.records] == ["train"] * STEPS + ["evaluation"]
     spec = of.workload
-    assert isinstance(spec, TextSpec)
     data, whole = Data(np.load(tokens), spec, of.training.seed), empty_model(spec).to_empty(device="cpu")
     first = build_stage(spec, stage=0, stages=1, seed=of.training.seed, vocabulary=VOCABULARY)
     for parameters, batches, found in (
@@ -243,7 +209,7 @@ def exact(tokens: str) -> Trained:
 def test_codecs_repeat_and_learn(tokens: str, exact: Trained, codec: str, more: dict[str, Any]) -> None:
     of = recipe(codec=codec, **({"nodes": 2, "weights": "bf16", "validation_batches": 1} | more))
     run, again = trained(tokens, of), trained(tokens, of)
-    assert run.sent.hashes == again.sent.hashes
+    assert run.payloads == again.payloads
     assert run.losses == again.losses
     assert run.losses[:STEPS] != exact.losses
     assert run.losses[:STEPS] == pytest.approx(exact.losses, abs=0.1)
@@ -252,7 +218,7 @@ def test_codecs_repeat_and_learn(tokens: str, exact: Trained, codec: str, more: 
 def test_messages_and_actions_have_names_of_their_own(tokens: str) -> None:
     of = recipe(nodes=4, validation_batches=2)
     run = trained(tokens, of)
-    assert len(set(run.sent.keys)) == len(run.sent.keys)
+    assert len({(sender, peer, message.key) for sender, peer, message in run.sent}) == len(run.sent)
     for record in run.records:
         assert len({(each["kind"], each["microbatch"]) for each in record["actions"]}) == len(record["actions"])
         sent = [(each["direction"], each["microbatch"], each["peer"]) for each in record["sent"]]
@@ -266,9 +232,9 @@ def test_bytes_are_those_of_the_exchanges(tokens: str) -> None:
     """Each of 6 pairs of 4 nodes gets keys and values once a layer, and gives their gradients back."""
     spec, n = recipe().workload, 4
     values = sum(parameter.numel() for parameter in trained(tokens, recipe(nodes=1)).weights)
-    assert isinstance(spec, TextSpec)
     for exchange in ("direct", "chain"):
-        sent = trained(tokens, recipe(nodes=n, exchange=exchange)).sent.bytes / STEPS
+        messages = [message for *_, message in trained(tokens, recipe(nodes=n, exchange=exchange)).sent]
+        sent = sum(len(message.payload) for message in messages) / STEPS
         chunks = [LENGTH * (chunk + 1) // n - LENGTH * chunk // n for chunk in range(n)]
         of_chunks = sum(chunk * (n - 1 - number) for number, chunk in enumerate(chunks))
         coded = 2 * 3 * of_chunks * 2 * spec.batch_size * 64 * 4

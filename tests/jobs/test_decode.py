@@ -14,9 +14,8 @@ from torch import Tensor
 
 from testbed.errors import SpecError
 from testbed.jobs.actions import Action, Decode, Encode, EndStep, Key, Message, Send, Work
-from testbed.jobs.decode import Decoding
-from testbed.jobs.kind import Setting, job_of_table
-from testbed.jobs.loop import Clock, Loop, NoLinks
+from testbed.jobs.kind import Setting
+from testbed.jobs.loop import Loop
 from testbed.kinds.decode import DecodingNode
 from testbed.message_key import Phase
 from testbed.pipeline.alone import AloneJob, train_alone
@@ -25,22 +24,15 @@ from testbed.pipeline.frame import HEADER_BYTES
 from testbed.play.kinds import played_job
 from testbed.play.trace import SEND
 from testbed.records import Calibration
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, Stated, TextSpec, TrainingSpec
+from testbed.spec import Stated
 from testbed.sweep.trainings import load_training
 from testbed.workloads.build import build_stage
-from testbed.workloads.models import SIZES
+from tests.jobs.recording import DelayedLinks, job_recipe
 from tests.over_loopback import over_loopback
 from tests.small_replicas import cell_of
 
 VOCABULARY, BATCH, TIE = 4096, 2, 1e-4
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("text") / "tokens.npy"
-    np.save(path, np.random.default_rng(0).integers(VOCABULARY, size=20_000).astype(np.uint16))
-    return str(path)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,38 +43,18 @@ def models_built_once() -> Iterator[None]:
         yield
 
 
-def setting_of(text: str, codec: str = "fp32", model: str = "gpt2-nano", batch: int = BATCH, **job: Any) -> Setting:
+def setting_of(text: str, /, codec: str = "fp32", model: str = "gpt2-nano", batch: int = BATCH, **job: Any) -> Setting:
     table = {"kind": "decode", "stages": 2, "prompt": 6, "tokens": 9, **job}
-    recipe = Recipe(
-        codec=codec,
-        workload=TextSpec(
-            family=SIZES[model].family,
-            model=model,
-            text="none",
-            sequence_length=24,
-            batch_size=batch,
-            validation_batches=4,
-        ),
-        pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
-        job=job_of_table(table),
-        optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0.0, beta1=0.9, beta2=0.95, clip_norm=1.0),
-        training=TrainingSpec(steps=2, warmup_steps=1, seed=3, evaluate_every=0),
-    )
+    recipe = job_recipe(table, codec, model=model, steps=2, sequence_length=24, batch_size=batch, validation_batches=4)
     return Setting(recipe, VOCABULARY, text)
-
-
-class UnevenLinks(NoLinks):
-    """Messages take as long as their bytes say, and another time on each way."""
-
-    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
-        clock.at(clock.now_ns + 1000 * (1 + source) + 7 * size, deliver)
 
 
 def works(node: int, action: Action) -> int | None:
     return 300 * (1 + node) if isinstance(action, Work | Encode | Decode) else None
 
 
-OVER_LINKS: dict[str, Any] = {"links": UnevenLinks(), "cost": works}
+UNEVEN = DelayedLinks(lambda source, target, size: 1000 * (1 + source) + 7 * size)
+OVER_LINKS: dict[str, Any] = {"links": UNEVEN, "cost": works}
 
 
 class Run:
@@ -95,16 +67,14 @@ class Run:
         make: Callable[..., DecodingNode] = DecodingNode,
         **loop: Any,
     ) -> None:
-        kind = setting.recipe.job
-        assert isinstance(kind, Decoding)
-        self.kind, self.sends = kind, list[Send]()
+        self.kind, self.sends = setting.recipe.job, list[Send]()
         self.tokens: dict[tuple[int, int], Tensor] = {}
         """What the last stage chose, by step and request; the first stage has the same, up to its last answer."""
         self.accepted: list[int] = []
-        self.nodes = [make(place, kind, setting) for place in range(kind.stages)]
+        self.nodes = [make(place, self.kind, setting) for place in range(self.kind.stages)]
         self.accuracy: list[float] = []
         Loop(
-            [kind.program(place) for place in range(kind.stages)],
+            [self.kind.program(place) for place in range(self.kind.stages)],
             self.nodes,
             observers=[self],
             goes_on=lambda place, step: step + 1 < steps,
@@ -136,11 +106,11 @@ class Run:
 
 
 @cache
-def unsplit(text: str, model: str) -> list[tuple[Tensor, Tensor]]:
+def unsplit(tokens: str, model: str) -> list[tuple[Tensor, Tensor]]:
     """What transformers' whole model chooses, by held-out batch, all computed again for every token; and by how much
     each token's logit is above the next one's.
     """
-    setting = setting_of(text, model=model)
+    setting = setting_of(tokens, model=model)
     whole = build_stage(setting.recipe.workload, stage=0, stages=1, seed=3, vocabulary=VOCABULARY)  # type: ignore[arg-type]
     node = DecodingNode(0, setting.recipe.job, setting)  # type: ignore[arg-type]
     found = []
@@ -178,27 +148,21 @@ CUTS = [
 @pytest.mark.parametrize("over", [{}, OVER_LINKS], ids=["together", "links"])
 @pytest.mark.parametrize(("model", "cut"), CUTS)
 def test_any_cut_and_any_link_choose_what_the_whole_model_does(
-    text: str, model: str, cut: dict[str, Any], over: dict[str, Any]
+    tokens: str, model: str, cut: dict[str, Any], over: dict[str, Any]
 ) -> None:
-    whole = unsplit(text, model)
+    whole = unsplit(tokens, model)
     for cached in (False, True):
-        run = Run(setting_of(text, model=model, requests=2, cache=cached, **cut), steps=2, **over)
+        run = Run(setting_of(tokens, model=model, requests=2, cache=cached, **cut), steps=2, **over)
         assert run.turns == 2 * 2 * 9
         assert run.accuracy == [1, 1]
         different = sum(ties(chosen, whole[2 * step + number]) for (step, number), chosen in run.tokens.items())
         assert different == 0 if not cached else different <= 1
 
 
-def test_the_first_stage_has_the_tokens_that_the_last_chose(text: str) -> None:
-    run = Run(setting_of(text, requests=2))
-    for number, request in run.nodes[0].requests.items():
-        assert torch.equal(request.ids[:, 6:], run.tokens[0, number][:, :-1])  # it needs the last for no more
-
-
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_requests_in_flight_change_no_token(text: str, codec: str) -> None:
-    alone = Run(setting_of(text, codec=codec), steps=4)
-    together = Run(setting_of(text, codec=codec, requests=4), **OVER_LINKS)
+def test_requests_in_flight_change_no_token(tokens: str, codec: str) -> None:
+    alone = Run(setting_of(tokens, codec=codec), steps=4)
+    together = Run(setting_of(tokens, codec=codec, requests=4), **OVER_LINKS)
     for number in range(4):
         assert torch.equal(together.tokens[0, number], alone.tokens[number, 0])
 
@@ -225,11 +189,11 @@ class Mistaken(DecodingNode):
     ],
 )
 def test_guesses_change_no_token(
-    text: str, draft: str, make: type[DecodingNode], stages: int, cached: bool, over: dict[str, Any]
+    tokens: str, draft: str, make: type[DecodingNode], stages: int, cached: bool, over: dict[str, Any]
 ) -> None:
-    whole = unsplit(text, "gpt2-nano")
+    whole = unsplit(tokens, "gpt2-nano")
     guessing: dict[str, Any] = {"draft": draft, "speculate": 3, "stages": stages, "cache": cached, "requests": 2}
-    run = Run(setting_of(text, **guessing), make=make, **over)
+    run = Run(setting_of(tokens, **guessing), make=make, **over)
     assert sum(ties(chosen, whole[number]) for (_, number), chosen in run.tokens.items()) == 0
     answers = [message for message in run.sent if message.key.what == "guess"]
     assert len(run.accepted) == len(answers)
@@ -247,8 +211,8 @@ class TwoSteps(Ending):
 
 
 @pytest.mark.parametrize("guessing", [{}, {"draft": "llama-nano", "speculate": 3}], ids=["plain", "guessing"])
-def test_over_sockets_the_tokens_are_the_same(text: str, guessing: dict[str, Any]) -> None:
-    setting = setting_of(text, codec="int4", model="llama-nano", requests=2, stages=3, **guessing)
+def test_over_sockets_the_tokens_are_the_same(tokens: str, guessing: dict[str, Any]) -> None:
+    setting = setting_of(tokens, codec="int4", model="llama-nano", requests=2, stages=3, **guessing)
     together, nodes = Run(setting, steps=2), [DecodingNode(place, setting.recipe.job, setting) for place in range(3)]  # type: ignore[arg-type]
     ran = over_loopback(
         together.kind,
@@ -261,11 +225,13 @@ def test_over_sockets_the_tokens_are_the_same(text: str, guessing: dict[str, Any
         assert torch.equal(nodes[2].requests[number].ids, together.tokens[1, number])
 
 
-def test_a_trace_has_the_messages_and_decisions_of_the_training(text: str, tmp_path: Path) -> None:
+def test_a_trace_has_the_messages_and_decisions_of_the_training(tokens: str, tmp_path: Path) -> None:
     # Where activations are coded the draft model is wrong now and then.
-    setting = setting_of(text, codec="int4", draft="llama-nano", model="llama-nano", speculate=3, requests=2, stages=3)
+    setting = setting_of(
+        tokens, codec="int4", draft="llama-nano", model="llama-nano", speculate=3, requests=2, stages=3
+    )
     trained = Run(setting, steps=2)
-    job = AloneJob(recipe=setting.recipe, vocabulary=VOCABULARY, tokens=text, folder=str(tmp_path / "trained"))
+    job = AloneJob(recipe=setting.recipe, vocabulary=VOCABULARY, tokens=tokens, folder=str(tmp_path / "trained"))
     train_alone(job, lambda message: None)
     training = load_training(tmp_path / "trained")
     assert [one.value for record in training[2] for one in record.decided] == trained.accepted
@@ -279,9 +245,9 @@ def test_a_trace_has_the_messages_and_decisions_of_the_training(text: str, tmp_p
     assert sizes == sorted(len(each.message.payload) + len(each.note) + HEADER_BYTES for each in trained.sends)
 
 
-def test_what_is_coded_is_smaller_and_costs_quality(text: str) -> None:
+def test_what_is_coded_is_smaller_and_costs_quality(tokens: str) -> None:
     runs = {
-        codec: Run(setting_of(text, codec=codec, model="llama-nano", stages=3)) for codec in ("fp32", "int8", "int4")
+        codec: Run(setting_of(tokens, codec=codec, model="llama-nano", stages=3)) for codec in ("fp32", "int8", "int4")
     }
     size = {
         codec: sum(len(message.payload) for message in run.sent if message.key.what == "activation")
@@ -295,8 +261,8 @@ def test_what_is_coded_is_smaller_and_costs_quality(text: str) -> None:
     assert {len(message.payload) for message in answers} == {8 * BATCH}
 
 
-def test_the_loss_is_the_whole_models_on_held_out_text(text: str) -> None:
-    setting = setting_of(text, model="llama-nano", stages=3)
+def test_the_loss_is_the_whole_models_on_held_out_text(tokens: str) -> None:
+    setting = setting_of(tokens, model="llama-nano", stages=3)
     run = Run(setting)
     whole = build_stage(setting.recipe.workload, stage=0, stages=1, seed=3, vocabulary=VOCABULARY)  # type: ignore[arg-type]
     losses = []
@@ -308,10 +274,10 @@ def test_the_loss_is_the_whole_models_on_held_out_text(text: str) -> None:
     assert run.loss == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
 
 
-def test_without_a_cache_each_turn_carries_the_prefix(text: str) -> None:
+def test_without_a_cache_each_turn_carries_the_prefix(tokens: str) -> None:
     sizes = {}
     for cached in (True, False):
-        sent = Run(setting_of(text, cache=cached, batch=1)).sent
+        sent = Run(setting_of(tokens, cache=cached, batch=1)).sent
         sizes[cached] = [len(message.payload) for message in sent if message.key.what == "activation"]
     assert sizes[True][0] == sizes[False][0]
     assert len(set(sizes[True][1:])) == 1
@@ -328,12 +294,12 @@ def test_without_a_cache_each_turn_carries_the_prefix(text: str) -> None:
         ({"tokens": 0}, "tokens"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(text: str, wrong: dict[str, Any], said: str) -> None:
+def test_a_table_that_does_not_fit_is_refused(tokens: str, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        setting_of(text, **wrong)
+        setting_of(tokens, **wrong)
 
 
-def test_a_prompt_that_the_text_is_too_short_for_is_refused(text: str) -> None:
-    setting = setting_of(text, prompt=20)
+def test_a_prompt_that_the_text_is_too_short_for_is_refused(tokens: str) -> None:
+    setting = setting_of(tokens, prompt=20)
     with pytest.raises(SpecError, match="sequence_length"):
         DecodingNode(0, setting.recipe.job, setting)  # type: ignore[arg-type]

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from testbed.jobs.actions import Action, Decode, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.loop import Clock, Loop, NoLinks
+from testbed.jobs.loop import Loop
 from testbed.spec import Exchange
+from tests.jobs.recording import DelayedLinks
 
 _GAP_NS = 100
-
-
-class _InTurn(NoLinks):
-    """A receiver's messages come one after the other, in the order in which their senders stand after it."""
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
-
-    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
-        turn = source if target == self.nodes - 1 and target % 2 == 0 else (source - target) % self.nodes
-        clock.at(clock.now_ns + turn * _GAP_NS, deliver)
 
 
 def step_ns(exchange: Exchange, decode_ns: int) -> int:
@@ -37,8 +25,12 @@ def step_ns(exchange: Exchange, decode_ns: int) -> int:
                 return decode_ns * len(messages)
         return None
 
+    def in_turn_ns(source: int, target: int, size: int) -> int:
+        """A receiver's messages come one after the other, in the order in which their senders stand after it."""
+        return _GAP_NS * (source if exchange == "star" and target == 4 else (source - target) % nodes)
+
     programs = [job.program(place) for place in range(nodes)]
-    loop = Loop(programs, [Sizes(lambda key: 8)] * nodes, cost=cost, links=_InTurn(nodes))
+    loop = Loop(programs, [Sizes(lambda key: 8)] * nodes, cost=cost, links=DelayedLinks(in_turn_ns))
     loop.run()
     return loop.now_ns
 

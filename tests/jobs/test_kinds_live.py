@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from testbed.errors import SpecError, TransportError
 from testbed.jobs.actions import (
     Begin,
-    Collect,
     Decode,
     Encode,
     EndStep,
@@ -26,13 +24,14 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
-from testbed.jobs.kind import JobKind, Said, Setting, job_of_table
+from testbed.jobs.kind import JobKind, Said, Setting
 from testbed.kinds.coded import CodedNode
 from testbed.pipeline.alone import AloneJob, train_alone
-from testbed.profiles import load_profile
-from testbed.spec import Cell, Measured, OptimiserSpec, PipelineSpec, Stated, TextSpec, TrainingSpec, recipe_of
+from testbed.spec import Cell, Measured, Stated, recipe_of
 from testbed.sweep.trainings import load_training
+from tests.jobs.recording import job_recipe
 from tests.over_loopback import run_places
+from tests.small_replicas import live_cell
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,26 +86,6 @@ class Member(CodedNode):
         return Said(loss=float(self.value.sum()), tokens=1)  # the last place's is the run's
 
 
-class Poll(Round):
-    """The last place takes what comes, and as it comes."""
-
-    def program(self, place: int, first_step: int = 0) -> Program:
-        last = self.members - 1
-        for step in range(first_step, STEPS):
-            yield Begin("F", 0)
-            if place < last:
-                yield Send(
-                    (yield Encode(Key("value", step, origin=place), (yield Work("change", Key("", step))))), last
-                )
-            else:
-                came: list[Any] = []
-                while len(came) < last:
-                    came += yield Collect(tuple(range(last)), at_least=1)
-                assert {message.source for message in came} == set(range(last))
-            yield Meet()
-            yield EndStep(step)
-
-
 class Beside(Round):
     """Places that learn from each other on a lane of their own, and wait for a message."""
 
@@ -138,30 +117,26 @@ class Unheard(Round):
 
 
 def cell_of(kind: str = "Round", compute: Any = None, codec: str = "int8", **job: Any) -> Cell:
-    return Cell(
-        codec=codec,
-        profiles=(load_profile("datacenter"),),
-        topology="star",
-        engine="relay",
+    return live_cell(
+        job_recipe({"kind": f"tests.jobs.test_kinds_live:{kind}", **job}, codec, steps=STEPS),
         compute=compute or Stated(work_ns={"change": WORK_NS}, source="stated"),
-        workload=TextSpec(
-            family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=1
-        ),
-        pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
-        job=job_of_table({"kind": f"tests.jobs.test_kinds_live:{kind}", **job}),
-        optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.0, beta1=0.9, beta2=0.95, clip_norm=1.0),
-        training=TrainingSpec(steps=STEPS, warmup_steps=1, seed=3, evaluate_every=0),
+        codec_cost="host",
+    )
+
+
+def train(cell: Cell, tokens: str, folder: Path) -> None:
+    """Train the cell's recipe in one process."""
+    train_alone(
+        AloneJob(recipe=recipe_of(cell), vocabulary=4096, tokens=tokens, folder=str(folder)), lambda message: None
     )
 
 
 @pytest.mark.parametrize("compute", [None, Measured()], ids=["stated", "measured"])
-def test_losses_and_sizes_are_those_of_training_in_one_process(tmp_path: Path, compute: Any) -> None:
+def test_losses_and_sizes_are_those_of_training_in_one_process(tokens: str, tmp_path: Path, compute: Any) -> None:
     cell = cell_of(compute=compute)
     ran = run_places(cell)
     assert ran.ended == ["steps"] * 3
-    np.save(tmp_path / "tokens.npy", np.arange(20_000, dtype=np.uint16) % 96)
-    folder, tokens = str(tmp_path / "trained"), str(tmp_path / "tokens.npy")
-    train_alone(AloneJob(recipe=recipe_of(cell), vocabulary=96, tokens=tokens, folder=folder), lambda message: None)
+    train(cell, tokens, tmp_path / "trained")
     for live, alone in zip(ran.records, load_training(tmp_path / "trained"), strict=True):
         assert [record.loss for record in live] == [record.loss for record in alone]
         assert [[one.frame_bytes for one in record.sent] for record in live] == [
@@ -178,12 +153,9 @@ def test_losses_and_sizes_are_those_of_training_in_one_process(tmp_path: Path, c
         ({"does": "walk"}, "Member has no method 'walk', which its program works on in step 0"),
     ],
 )
-def test_what_a_program_forgot_is_named(tmp_path: Path, asked: dict[str, str], said: str) -> None:
-    np.save(tmp_path / "tokens.npy", np.arange(20_000, dtype=np.uint16) % 96)
-    folder, tokens = str(tmp_path / "trained"), str(tmp_path / "tokens.npy")
-    job = AloneJob(recipe=recipe_of(cell_of("Unheard", **asked)), vocabulary=96, tokens=tokens, folder=folder)
+def test_what_a_program_forgot_is_named(tokens: str, tmp_path: Path, asked: dict[str, str], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        train_alone(job, lambda message: None)
+        train(cell_of("Unheard", **asked), tokens, tmp_path / "trained")
 
 
 def test_work_is_held_to_its_durations() -> None:
@@ -196,12 +168,6 @@ def test_work_is_held_to_its_durations() -> None:
             assert record.end_ns - record.start_ns >= 3 * 3 * WORK_NS  # each in turn
 
 
-def test_what_comes_first_is_taken_first() -> None:
-    ran = run_places(cell_of("Poll"))
-    assert ran.errors == [None] * 3
-    assert [len(record.received) for record in ran.records[2]] == [2] * STEPS
-
-
 def test_where_a_person_asks_all_places_end_after_one_step() -> None:
     cell = cell_of()
     cell = cell.model_copy(update={"training": cell.training.model_copy(update={"steps": 500})})
@@ -211,17 +177,12 @@ def test_where_a_person_asks_all_places_end_after_one_step() -> None:
     assert len(ran.records[0]) < 20
 
 
-def test_a_node_that_raises_ends_the_job_with_its_error() -> None:
-    ran = run_places(cell_of(breaks=True))
+@pytest.mark.parametrize("kind", ["Round", "Beside"])
+def test_a_node_that_raises_ends_the_job_with_its_error_whatever_its_place_waits_for(kind: str) -> None:
+    ran = run_places(cell_of(kind, breaks=True))
     assert isinstance(ran.errors[1], ArithmeticError)
     assert all(isinstance(ran.errors[place], TransportError) for place in (0, 2))
     assert all(len(records) <= 2 for records in ran.records)
-
-
-def test_what_fails_on_another_lane_ends_a_place_that_waits_for_a_message() -> None:
-    ran = run_places(cell_of("Beside", breaks=True))
-    assert isinstance(ran.errors[1], ArithmeticError)
-    assert all(isinstance(ran.errors[place], TransportError) for place in (0, 2))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from testbed.jobs.actions import Encoded, EndStep, Key, Message, Receive, Work
-from testbed.jobs.loop import Lane, Loop
+from testbed.jobs.loop import Loop
 from testbed.jobs.pipeline import Ended, Evaluations, PipelineJob, orders_of
 from testbed.message_key import Phase
 from testbed.spec import PipelineSpec
+from tests.jobs.recording import Recording
 
 STAGES, MICROBATCHES, STEPS, BATCHES = 3, 2, 5, 2
 ORDERS = orders_of(PipelineSpec(stages=STAGES, microbatches=MICROBATCHES, schedule="1f1b", in_flight=2))
@@ -38,32 +39,15 @@ class Losses:
         return [None] * len(messages)
 
 
-class Seen:
-    """What was done, by place."""
-
-    def __init__(self) -> None:
-        self.ends: list[list[tuple[Phase, int]]] = [[] for _ in range(STAGES)]
-        self.received: list[Key] = []
-        self.started: list[Key] = []
-
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        if isinstance(action, EndStep):
-            self.ends[lane.node].append((action.phase, action.number))
-        if isinstance(action, Receive) and action.key.phase != "train" and lane.node == 1:
-            self.received.append(action.key)
-        if isinstance(action, Work) and action.what == "start" and lane.node == 0:
-            self.started.append(action.key)
-
-
 def run(
     plan: Evaluations | None,
     *,
     losses: Sequence[float] = (),
     goes_on: Callable[[int], Answer] = lambda number: True,
     first_step: int = 0,
-) -> tuple[Ended, Phases, Seen]:
+) -> tuple[Ended, Phases, Recording]:
     """Run a pipeline of three; `goes_on` answers its steps and evaluations, by their number."""
-    job, seen, asked = PipelineJob(ORDERS, STEPS, evaluations=plan), Seen(), [0] * STAGES
+    job, seen, asked = PipelineJob(ORDERS, STEPS, evaluations=plan), Recording(), [0] * STAGES
 
     def answer(place: int, step: int) -> Answer:
         asked[place] += 1
@@ -73,8 +57,10 @@ def run(
     programs = [job.program(place, first_step) for place in range(STAGES)]
     ended = Loop(programs, nodes, observers=[seen], goes_on=answer).run()
     assert len(set(ended)) == 1
-    assert seen.ends[0] == seen.ends[1] == seen.ends[2]
-    return ended[0], seen.ends[0], seen
+    done = [(node, (action.phase, action.number)) for node, _, action, *_ in seen.of(EndStep)]
+    ends = [[end for place, end in done if place == stage] for stage in range(STAGES)]
+    assert ends[0] == ends[1] == ends[2]
+    return ended[0], ends[0], seen
 
 
 def train(*steps: int) -> Phases:
@@ -98,11 +84,14 @@ def test_no_two_batches_of_a_phase_have_the_same_key_wherever_it_begins(first_st
     plan = Evaluations(BATCHES, every=2, phases=("evaluation", "uncompressed"))
     _, _, seen = run(plan, first_step=first_step)
     for phase in plan.phases:
-        keys = [(key.step, key.part) for key in seen.received if key.phase == phase]
+        received = [action.key for node, _, action, *_ in seen.of(Receive) if node == 1]
+        keys = [(key.step, key.part) for key in received if key.phase == phase]
         evaluations = range(3) if first_step == 0 else range(1, 3)
         steps = [number * BATCHES + batch for number in evaluations for batch in range(BATCHES)]
         assert keys == list(itertools.product(steps, range(MICROBATCHES)))
-        assert [key.step for key in seen.started if key.phase == phase] == ([2, 4, 5] if first_step == 0 else [4, 5])
+        worked = [action for node, _, action, *_ in seen.of(Work) if node == 0 and action.key.phase == phase]
+        started = [action.key.step for action in worked if action.what == "start"]
+        assert started == ([2, 4, 5] if first_step == 0 else [4, 5])
 
 
 def test_a_target_ends_it_after_both_phases_of_the_first_evaluation_that_reaches_it() -> None:

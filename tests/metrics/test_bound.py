@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.directions import LINK_DIRECTIONS
-from testbed.metrics import Wires, align, ideal_step_s
+from testbed.metrics import align
 from testbed.metrics.bound import BoundedStep, pipeline_step
+from testbed.metrics.ideal import ideal_step_s
+from testbed.metrics.wires import Wires
 from testbed.profiles import LinkProfile
 from testbed.records import BOUND, Certificate, DuringRecord, Measurement
-from tests.synthetic import Pipeline, pipe, profile
+from tests.synthetic import Pipeline, certified, pipe, profile, reading
 
 RATE, DELAY = 80_000_000, 10_000_000
 LINK = profile("asked", pipe(RATE, DELAY), pipe(RATE, DELAY))
@@ -21,33 +23,11 @@ LINK = profile("asked", pipe(RATE, DELAY), pipe(RATE, DELAY))
 
 def ran(link: LinkProfile = LINK, **changes: Any) -> tuple[Pipeline, BoundedStep]:
     pipeline = Pipeline(link, **changes).run(0).run(1)
-    step = pipeline_step(pipeline.cell, pipeline.records, None)
-    assert step is not None
-    return pipeline, step
-
-
-def reading(quantity: str, expected: float | None, measured: float | None, **changes: Any) -> Measurement:
-    stated = {
-        "link": "node-0",
-        "direction": "up",
-        "quantity": quantity,
-        "detail": "",
-        "unit": "",
-        "expected": expected,
-        "measured": measured,
-        "tolerance": 1.0,
-        "samples": 1,
-        "verdict": "PASS",
-        "note": "",
-    }
-    return Measurement.model_validate(stated | changes)
+    return pipeline, pipeline_step(pipeline.cell, pipeline.records, None)
 
 
 def assessed(step: BoundedStep, *measurements: Measurement) -> Certificate:
-    certificate = Certificate(
-        form="quick", engine="relay", taken_at="now", seconds=1.0, measurements=measurements, rejected=()
-    )
-    return step.assess(certificate)
+    return step.assess(certified(*measurements))
 
 
 def every(stages: int, quantity: str, expected: float, measured: float, **changes: Any) -> list[Measurement]:
@@ -57,30 +37,6 @@ def every(stages: int, quantity: str, expected: float, measured: float, **change
         for number in range(stages)
         for way in LINK_DIRECTIONS
     ]
-
-
-EXACT = (
-    ("rate", 80e6),
-    ("goodput", 77e6),
-    ("delay", 10.0),
-    ("message", 36.0),
-    ("jitter", 0.0),
-    ("queue", 100.0),
-    ("loss", 0.0),
-    ("burst", 4.0),
-    ("reordered", 0.0),
-    ("duplicated", 0.0),
-    ("schedule", 1e6),
-)
-
-
-def test_links_exactly_as_asked_move_nothing() -> None:
-    _, step = ran()
-    found = assessed(step, *(m for quantity, asked in EXACT for m in every(3, quantity, asked, asked)))
-    assert found.bound == 0
-    assert {m.bound for m in found.measurements} == {0.0}
-    assert found.verdict == "PASS"
-    assert found.step
 
 
 OFF = {
@@ -93,7 +49,18 @@ OFF = {
     "loss": lambda off: (0.0, off),
     "reordered": lambda off: (0.0, off),
     "duplicated": lambda off: (0.0, off),
+    "queue": lambda off: (100.0, 100.0 * (1 - off)),
+    "burst": lambda off: (4.0, 4.0 * (1 + off)),
 }
+
+
+def test_links_exactly_as_asked_move_nothing() -> None:
+    _, step = ran()
+    found = assessed(step, *(m for quantity, off in OFF.items() for m in every(3, quantity, *off(0.0))))
+    assert found.bound == 0
+    assert {m.bound for m in found.measurements} == {0.0}
+    assert found.verdict == "PASS"
+    assert found.step
 
 
 @settings(max_examples=40, deadline=None)

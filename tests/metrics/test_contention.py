@@ -6,29 +6,20 @@ from typing import Any
 
 import pytest
 
-from testbed.records import Duration, StageCosts, Summary
-from tests.synthetic import Pipeline, lasting, profile, summed, train
+from testbed.records import StageCosts, Summary
+from tests.synthetic import Pipeline, profile, stage_costs, summed, train
 
 
 def costs(pipeline: Pipeline, factor: float = 1.0) -> list[StageCosts]:
-    """What the pretended pipeline takes, and `factor` times as long."""
-
-    def scaled(ns: int) -> Duration:
-        return lasting(round(ns * factor))
-
-    last = pipeline.stages - 1
-    codec = scaled(pipeline.codec_ns)
-    return [
-        StageCosts(
-            forward=scaled(pipeline.forward_ns),
-            backward=scaled(pipeline.backward_ns),
-            clip=lasting(1),
-            update=lasting(1),
-            encode=({"forward": codec} if stage < last else {}) | ({"backward": codec} if stage else {}),
-            decode=({"forward": codec} if stage else {}) | ({"backward": codec} if stage < last else {}),
-        )
-        for stage in range(pipeline.stages)
-    ]
+    """What the pretended pipeline takes, and `factor` times as long. Its ends have a neighbour on one side."""
+    scaled = {what: round(getattr(pipeline, what) * factor) for what in ("forward_ns", "backward_ns", "codec_ns")}
+    middle = stage_costs(**scaled, clip_ns=1, update_ns=1)
+    codec = middle.encode["forward"]
+    first, last = (
+        middle.model_copy(update={"encode": {there: codec}, "decode": {back: codec}, "decode_woken": {}})
+        for there, back in (("forward", "backward"), ("backward", "forward"))
+    )
+    return [first, *[middle] * (pipeline.stages - 2), last]
 
 
 def summary(factor: float = 1.0, *, calibrated: bool = True, **changes: Any) -> Summary:

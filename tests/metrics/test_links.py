@@ -134,9 +134,7 @@ def test_no_message_is_later_than_by_packets(star: list[LinkProfile], messages: 
         own = [number for number, sent in enumerate(messages) if sent.target == node]
         there_ns, reference_ns = (sorted(times[number] for number in own) for times in (found, slow))
         ahead = [messages[number].size for number in own if len(targets[messages[number].source]) > 1]
-        down = star[node].down
-        assert down is not None
-        late_ns = sum(8e9 * wire_bytes(size, star[node]) / down.rate_bps for size in ahead)
+        late_ns = sum(8e9 * wire_bytes(size, star[node]) / star[node].down.rate_bps for size in ahead)
         assert all(ours <= theirs + 1 + late_ns for ours, theirs in zip(there_ns, reference_ns, strict=True))
         assert there_ns[-1:] <= [last_ns + 1 for last_ns in reference_ns[-1:]]
 
@@ -177,8 +175,6 @@ def test_links_that_are_slower_or_longer_and_messages_that_are_larger_are_no_fas
     star: list[LinkProfile], messages: list[Sent], slower: int, more_ns: int
 ) -> None:
     def worse(link: LinkProfile, slower: int, more_ns: int) -> LinkProfile:
-        assert link.up is not None
-        assert link.down is not None
         up, down = (
             shaped.model_copy(update={"rate_bps": shaped.rate_bps // slower, "delay_ns": shaped.delay_ns + more_ns})
             for shaped in (link.up, link.down)
@@ -254,6 +250,8 @@ def test_a_rate_that_halves_halves_what_is_carried_from_then_on() -> None:
     assert found == pytest.approx(20_000_000, abs=2)
     (late,) = arrivals("line", [link], [Sent(0, 0, 1, size)], played_at_ns=0, begins_ns=10_000_000)
     assert late == pytest.approx(30_000_000, abs=2)
+    (never_played,) = arrivals("line", [link], [Sent(0, 0, 1, size)])  # it stays at its own numbers
+    assert never_played == pytest.approx(15_000_000, abs=2)
 
 
 def test_a_wire_that_deviates_is_that_much_slower() -> None:
@@ -262,16 +260,7 @@ def test_a_wire_that_deviates_is_that_much_slower() -> None:
 
     def arrives(deviation: WireDeviation) -> int:
         wires = Wires(StatedLinks("line", [link]), None, {(0, "up"): deviation})
-        found: list[int] = []
-
-        def sender() -> Program:
-            yield Send((yield Encode(Key("m", 0))), 1)
-
-        def receiver() -> Program:
-            found.append((yield Receive(Key("m", 0), 0)).last_byte_ns)
-
-        Loop([sender(), receiver()], [Sizes(lambda key: size)] * 2, links=Queues(wires)).run()
-        return found[0]
+        return arrivals("line", [link], [Sent(0, 0, 1, size)], Queues(wires))[0]
 
     assert arrives(WireDeviation()) == 11_000_000
     assert arrives(WireDeviation(rate=0.5)) == pytest.approx(21_000_000, abs=1)

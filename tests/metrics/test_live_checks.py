@@ -25,7 +25,6 @@ def test_a_twin_differs_in_its_clock_and_is_held_to_the_calibration() -> None:
     cell = played("int8", "cable", clock="virtual", engine="netem")
     twin = live_twin(cell, "relay", costs(1000, 2000, 1000), cores=2)
     assert (twin.timing, twin.clock, twin.engine) == ("live", "real", "relay")
-    assert isinstance(twin.compute, Paced)
     assert twin.compute.forward_ns == (1000, 2000, 1000)
     assert twin.compute.backward_ns == (2000, 4000, 2000)
     assert twin.compute.update_ns == 12

@@ -57,10 +57,6 @@ def test_a_target_below_which_training_already_was_has_an_upper_bound() -> None:
     assert soon.seconds.value == 5.0
 
 
-def test_a_loss_that_rises_again_was_reached_all_the_same() -> None:
-    assert crossing(curve(5.0, 3.0, 4.0, 2.9), 3.0) == (10.0, 20.0)
-
-
 def test_a_run_that_never_gets_there_has_no_time() -> None:
     found = time_to_loss([run(5.0, 4.0)], 3.0)
     assert (found.seconds, found.steps, found.reached) == (None, None, 0)

@@ -6,35 +6,25 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from testbed.jobs.actions import Sizes, Work
 from testbed.jobs.loop import Links
+from testbed.jobs.pipeline import PipelineJob, orders_of
 from testbed.play.played import NodeCounters, Played
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.tracing import TracedJob
 from testbed.play.unlinked import play_unlinked
-
-FORWARD, BACKWARD, ACTIVATION, GRADIENT, UPDATE = range(5)
+from testbed.spec import PipelineSpec
 
 
 def pipeline(stages: int, microbatches: int, steps: int, work_ns: int = 1_000_000, size: int = 4096) -> Trace:
     """All forwards, then all backwards, of `work_ns` each; then all stages meet."""
-    lanes = [Lane(stage, "compute") for stage in range(stages)]
-    for step in range(steps):
-        for stage, lane in enumerate(lanes):
-            for backward in (False, True):
-                before, after = (stage + 1, stage - 1) if backward else (stage - 1, stage + 1)
-                work, message = (BACKWARD, GRADIENT) if backward else (FORWARD, ACTIVATION)
-                for microbatch in range(microbatches):
-                    tag = 2 * (step * microbatches + microbatch) + backward
-                    if 0 <= before < stages:
-                        lane.add(RECEIVE, label=message, peer=before, tag=tag)
-                    lane.add(WORK, label=work, value=work_ns)
-                    if 0 <= after < stages:
-                        lane.add(SEND, label=message, peer=after, tag=tag, value=size)
-            lane.add(SIGNAL, tag=0)
-            lane.add(WAIT, tag=0, value=stages * (step + 1))
-            lane.add(WORK, label=UPDATE, value=work_ns // 2)
-            lane.end_step()
-    names = tuple(f"stage {stage}" for stage in range(stages))
-    return Trace(names, ("forward", "backward", "activation", "gradient", "update"), tuple(lanes), {"made": "by hand"})
+    spec = PipelineSpec(stages=stages, microbatches=microbatches, schedule="gpipe", in_flight=stages)
+    works_ns = {"forward": work_ns, "backward": work_ns, "update": work_ns // 2}
+    return TracedJob(
+        PipelineJob(orders_of(spec), steps),
+        [Sizes(lambda key: size)] * stages,
+        lambda place, action: works_ns.get(action.what) if isinstance(action, Work) else None,
+    ).trace()
 
 
 def two_nodes(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]] = ()) -> Trace:

@@ -22,9 +22,8 @@ from testbed.play.played import Played
 from testbed.play.trace import Trace
 from testbed.profiles import Bernoulli, LinkProfile, load_profile, profile_files
 from testbed.records import Certificate, Measurement, RunCertificates
-from testbed.vm import find_clock_kernel
 from testbed.vm.kernel import GuestKernel
-from tests.synthetic import Pipeline, pipe, profile
+from tests.synthetic import Pipeline, certified, pipe, profile, reading
 
 LINK = profile("asked", pipe(80_000_000, 10_000_000), pipe(20_000_000, 30_000_000))
 
@@ -61,10 +60,7 @@ def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatc
     def measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int) -> None:
         for file, link in missing.items():
             measured.append(link)
-            made = Certificate(
-                form="full", clock="virtual", engine="netem", taken_at="now", seconds=1.0, measurements=(), rejected=()
-            )
-            file.write_text(made.model_dump_json())
+            file.write_text(virtual(40.0).model_dump_json())
 
     monkeypatch.setattr(certify, "_measure", measure)
     folder = tmp_path / "kernel"
@@ -86,20 +82,10 @@ def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatc
 
 
 def virtual(found_ms: float) -> Certificate:
-    measurement = Measurement(
-        link="node-0", direction="up", quantity="message", detail="", unit="ms", expected=40.0, measured=found_ms,
-        tolerance=0.04, samples=1, verdict="PASS" if abs(found_ms - 40) <= 0.04 else "FAIL", note="",
-    )  # fmt: skip
-    return Certificate(
-        form="full",
-        clock="virtual",
-        engine="netem",
-        taken_at="now",
-        seconds=1.0,
-        measurements=(measurement,),
-        rejected=(),
-        by_construction=("up: buffer as read back",),
-    )
+    verdict = "PASS" if abs(found_ms - 40) <= 0.04 else "FAIL"
+    measurement = reading("message", 40.0, found_ms, unit="ms", tolerance=0.04, verdict=verdict)
+    about = {"form": "full", "clock": "virtual", "engine": "netem"}
+    return certified(measurement, **about, by_construction=("up: buffer as read back",))
 
 
 @pytest.mark.parametrize(("found_ms", "verdict"), [(40.01, "PASS"), (40.1, "FAIL")])
@@ -116,13 +102,6 @@ def test_a_network_s_certificate_has_those_of_its_links_and_stands_alone(found_m
     run = RunCertificates(before=step.assess(whole), after=None)
     assert run.verdict == verdict
     assert 0 < run.bound < 0.02
-
-
-@pytest.fixture(scope="module")
-def kernel() -> GuestKernel:
-    found = find_clock_kernel()
-    assert found is not None
-    return found
 
 
 @pytest.mark.slow

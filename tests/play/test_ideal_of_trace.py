@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.jobs.loop import NoLinks
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.check import check_trace
@@ -16,7 +15,7 @@ from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import Trace
 from testbed.play.unlinked import ideal_step_ns, play_unlinked
 from testbed.profiles import load_profile
-from tests.play.made_traces import messages, sent_bytes, traces
+from tests.play.made_traces import messages, traces
 
 LINK = load_profile("link(80Mbit, 10ms)")
 SIZES = {"stages": 4, "microbatches": 6, "message_bytes": 100_000, "forward_ns": 4_000_000, "backward_ns": 9_000_000}
@@ -31,28 +30,10 @@ def on_the_wire_ns(size: int) -> int:
 
 
 @given(trace=traces())
-def test_links_that_take_no_time_change_nothing(trace: Trace) -> None:
-    assert play_unlinked(trace, links=NoLinks()) == play_unlinked(trace)
-
-
-@given(trace=traces())
 def test_no_operation_is_earlier_over_links_than_without(trace: Trace) -> None:
     pipes = Pipes("star", (LINK,), len(trace.nodes))
     for without, over in zip(play_unlinked(trace), play_unlinked(trace, links=pipes), strict=True):
         assert all(a <= b for a, b in zip(without.end_ns, over.end_ns, strict=True))
-
-
-@given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
-def test_messages_follow_each_other_on_a_wire_and_the_delay_is_not_on_it(sizes: list[int]) -> None:
-    trace = messages(*sizes)
-    line = play_unlinked(trace, links=Pipes("line", (LINK,), 2))
-    bits_ns = on_the_wire_ns(sum(sizes))  # of one connection: what follows fills up the last packet
-    assert line[1].end_ns[-1] == pytest.approx(bits_ns + 10_000_000, abs=len(sizes))
-    star = play_unlinked(trace, links=Pipes("star", (LINK,), 2))
-    # The second link has the first packet one packet later.
-    first_ns = on_the_wire_ns(min(sizes[0], LINK.mtu - 52))
-    assert bits_ns + first_ns <= star[1].end_ns[-1] - 20_000_000 + 1_000 * len(sizes)
-    assert star[1].end_ns[-1] - 20_000_000 <= bits_ns + len(sizes) * 150_000 + 1_000
 
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
@@ -93,12 +74,3 @@ def test_a_blocking_stage_computes_nothing_while_its_message_is_on_the_way() -> 
     # The first stage alone: it waits for each message that it sends.
     assert blocking > 6 * (4_000_000 + message_ns)
     assert ideal_step_ns(trace, None) == pytest.approx(ideal_step_ns(pipeline(schedule="gpipe"), None), rel=0.01)
-
-
-def test_stages_and_directions_have_numbers_of_their_own() -> None:
-    trace = pipeline(
-        forward_ns=(1, 2, 3, 4), backward_ns=(5, 6, 7, 8), message_bytes=(1000, 70), update_ns=(9, 0, 0, 0)
-    )
-    assert set(sent_bytes(trace)) == {1000, 70}
-    one = pipeline(microbatches=1, forward_ns=(1, 2, 3, 4), backward_ns=(5, 6, 7, 8), update_ns=(9, 0, 0, 0))
-    assert ideal_step_ns(one, None) == 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9

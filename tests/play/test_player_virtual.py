@@ -12,7 +12,6 @@ from testbed.play.job import DirectorCall, PlayJob
 from testbed.play.played import Played, read_played
 from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import Trace
-from testbed.vm import find_clock_kernel
 from testbed.vm.kernel import GuestKernel
 from tests.labs import lab_spec
 from tests.play.made_traces import messages
@@ -24,13 +23,6 @@ RATE_BPS, DELAY_NS = 80_000_000, 10_000_000
 _HEADERS, _SEGMENT = 52, 1448
 _PAUSE_NS = 500_000_000
 """Longer than everything that a message sets off."""
-
-
-@pytest.fixture
-def kernel() -> GuestKernel:
-    kernel = find_clock_kernel()
-    assert kernel is not None
-    return kernel
 
 
 def job(folder: Path, name: str, trace: Trace, profile: str = "consumer-80mbps", **changes: object) -> PlayJob:

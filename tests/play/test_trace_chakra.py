@@ -71,11 +71,6 @@ _nodes = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chakra")
-
-
 def _tidy(node: ChakraNode) -> ChakraNode:
     if isinstance(flag := node.attributes.get("is_cpu_op"), int):
         node.attributes["is_cpu_op"] = int(bool(flag))

@@ -32,8 +32,8 @@ def test_a_trace_is_shown(tmp_path: Path) -> None:
     assert "backward 32 ms stage 0 8 ms" in said
     assert "a step takes 22.5 ms if messages take no time" in said
     said = run_command("trace", "show", tmp_path / "a.trace", "--step", 1)
-    assert "stage 0 compute 1 send activation message 16 to stage 1, 5 kB" in said
-    assert "event 0 until it is 8" in said
+    assert "stage 0 compute 1 send activation message 8 to stage 1, 5 kB" in said
+    assert "event 1 until it is 4" in said
 
 
 def test_only_what_is_a_picture_or_a_step_is_drawn(tmp_path: Path) -> None:

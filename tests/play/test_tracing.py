@@ -11,20 +11,19 @@ import pytest
 from testbed.jobs.actions import Action, Decode, Encode, Job, Key, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.loop import Loop
-from testbed.jobs.pipeline import PipelineJob
+from testbed.jobs.pipeline import PipelineJob, orders_of
 from testbed.jobs.recorder import Named, Recorded, Recorder
-from testbed.jobs.schedule import actions
 from testbed.play.check import check_trace
 from testbed.play.trace import RECEIVE, SEND, WAIT
 from testbed.play.tracing import TracedJob, retell
 from testbed.play.unlinked import play_unlinked
 from testbed.records import ReceivedRecord, SentRecord
-from testbed.spec import Exchange
+from testbed.spec import Exchange, PipelineSpec
+from tests.small_replicas import EXCHANGES
 
 Frame = TypeVar("Frame", SentRecord, ReceivedRecord)
 
 STEPS = 6
-EXCHANGES: tuple[Exchange, ...] = ("star", "all-to-all", "all-reduce", "all-gather")
 
 
 def cost(place: int, action: Action) -> int | None:
@@ -41,11 +40,8 @@ def cost(place: int, action: Action) -> int | None:
 
 
 def pipeline(stages: int, microbatches: int, *, blocking: bool = False) -> PipelineJob:
-    orders = [
-        actions("1f1b", stage=stage, stages=stages, microbatches=microbatches, in_flight=stages)
-        for stage in range(stages)
-    ]
-    return PipelineJob(orders, STEPS, blocking)
+    spec = PipelineSpec(stages=stages, microbatches=microbatches, schedule="1f1b", in_flight=stages)
+    return PipelineJob(orders_of(spec), STEPS, blocking)
 
 
 def replicas(exchange: Exchange, staleness: int) -> DataParallelJob:
