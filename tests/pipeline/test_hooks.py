@@ -59,7 +59,7 @@ def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
 
 
 def test_every_codec_that_changes_the_model_is_here() -> None:
-    """The others train in `test_stage`."""
+    """The others train in `test_alone`."""
     named = {
         part.name for text in CODECS for recipe in placement.parse_placement(text).specs() for part in recipe.parts()
     }
@@ -92,23 +92,15 @@ def test_layers_that_compute_in_bf16_stay_near_enough_to_the_subspace(codec: str
 @pytest.mark.parametrize("codec", CODECS)
 def test_schedule_recomputation_and_uncompressed_evaluations_do_not_touch_the_numbers(codec: str) -> None:
     steps = 18 if "every=16" in codec else 4
-    kept = run(codec, cell_of(3, steps=steps, evaluate_every=0))
+    cell = cell_of(3, steps=steps, evaluate_every=0)
+    kept = run(codec, cell)
     assert kept.errors == [None] * 3
+    hidden = cell.workload.batch_size // 4 * cell.workload.sequence_length * WIDTH
+    assert {f.raw_bytes for records in kept.records for record in records for f in record.sent} == {4 * hidden}
     changes = {"schedule": "gpipe", "recompute": True, "evaluate_every": 3, "evaluate_uncompressed": True}
     other = run(codec, cell_of(3, steps=steps, **changes))
     assert other.losses() == kept.losses()
     assert all(torch.equal(a, b) for a, b in zip(other.parameters, kept.parameters, strict=True))
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_raw_bytes_are_those_of_the_hidden_states(codec: str) -> None:
-    cell = cell_of(3, steps=2)
-    found = run(codec, cell)
-    hidden = cell.workload.batch_size // 4 * cell.workload.sequence_length * WIDTH
-    for records in found.records:
-        frames = [frame for record in records if record.phase == "train" for frame in record.sent]
-        assert frames
-        assert {frame.raw_bytes for frame in frames} == {4 * hidden}
 
 
 class Whole(Subspace):

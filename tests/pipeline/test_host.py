@@ -32,8 +32,12 @@ from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.training import set_up_torch
 from testbed.profiles import load_profile
-from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec
+from testbed.records import StepRecord
+from testbed.spec import Cell, Paced
+from tests.forked import is_gone
 from tests.over_loopback import jobs_over_loopback, read_steps
+from tests.specs import text_spec
+from tests.synthetic import cell
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 240.0
@@ -42,20 +46,12 @@ VOCABULARY = 96
 STEPS = 4
 
 
-def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str = "fp32", **training: Any) -> Cell:
-    return Cell(
-        codec=codec,
-        profiles=(load_profile("datacenter"),),
-        topology="star",
-        engine="relay",
-        compute=Measured(),
-        workload=TextSpec(
-            family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
-        ),
-        pipeline=PipelineSpec(stages=stages, microbatches=2, schedule=schedule, in_flight=in_flight),
-        optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
-        training=TrainingSpec(**{"steps": STEPS, "warmup_steps": 1, "seed": 3, "evaluate_every": 2, **training}),
-    )
+def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: Any) -> Cell:
+    shape: dict[str, Any] = {"stages": stages, "microbatches": 2, "schedule": schedule, "in_flight": in_flight}
+    stated = {"steps": STEPS, "warmup_steps": 1, "seed": 3, "evaluate_every": 2, **training}
+    made = cell(links=load_profile("datacenter"), training=stated, **shape)
+    workload = text_spec(text="none", sequence_length=16, validation_batches=2)
+    return made.model_copy(update={"workload": workload})
 
 
 pytestmark = pytest.mark.slow  # hosts with torch, some of which are killed
@@ -111,18 +107,6 @@ def finish(hosts: list[Host]) -> list[list[Any]]:
         for host in ready:
             heard[hosts.index(host)].extend(host.messages())
     return heard
-
-
-def is_gone(pid: int, within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def children(pid: int) -> list[int]:
@@ -181,6 +165,19 @@ def unsplit(tokens: Path) -> list[tuple[float, float]]:
     return [(loss, norm) for loss, norm in in_child(partial(train_unsplit, tokens), seconds=SOON_S)]
 
 
+def check_counters(records: list[list[StepRecord]]) -> None:
+    """Sockets count what was sent. Over loopback nothing is lost, but what a busy machine answers late may be sent
+    twice.
+    """
+    for stage, own in enumerate(records):
+        neighbours = (stage > 0) + (stage < len(records) - 1)
+        assert all(record.counters is not None and len(record.sockets) == neighbours for record in own)
+        sent = [sum(socket.bytes_sent for socket in record.sockets) for record in own]
+        assert sent == sorted(sent)
+        frames = sum(frame.frame_bytes for record in own for frame in record.sent)
+        assert sent[-1] - frames == sum(socket.bytes_retransmitted for socket in own[-1].sockets)
+
+
 def test_every_cut_and_schedule_is_the_unsplit_model(
     shared: list[Host], tokens: Path, tmp_path: Path, unsplit: list[tuple[float, float]]
 ) -> None:
@@ -196,27 +193,15 @@ def test_every_cut_and_schedule_is_the_unsplit_model(
         assert [said[-1] for said in heard] == [JobDone()] * stages
         kinds = [type(message) for message in heard[-1]]
         assert kinds == [StepDone, StepDone, EvaluationDone, StepDone, StepDone, EvaluationDone, JobDone]
-        last = read_steps(folder, stages - 1)
+        records = [read_steps(folder, stage) for stage in range(stages)]
+        check_counters(records)
+        last = records[-1]
         assert [(r.loss, r.gradient_norm) for r in last if r.phase == "train"] == unsplit
         evaluations.append([r.loss for r in last if r.phase == "evaluation"])
         assert sorted(path.name for path in folder.iterdir()) == sorted(
             [f"stage-{s}.log" for s in range(stages)] + [f"steps-{s}.jsonl" for s in range(stages)]
         )
     assert all(losses == evaluations[0] for losses in evaluations)
-
-
-def test_counters_and_sockets_are_recorded(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
-    started = shared[:2]
-    start(started, jobs_of(a_cell(2), tmp_path, tokens))
-    finish(started)
-    for stage in range(2):
-        records = read_steps(tmp_path, stage)
-        assert all(r.counters is not None and len(r.sockets) == 1 for r in records)
-        sent = [r.sockets[0].bytes_sent for r in records]
-        assert sent == sorted(sent)
-        # Over loopback nothing is lost, but what a busy machine answers late may be sent twice.
-        frames = sum(frame.frame_bytes for record in records for frame in record.sent)
-        assert sent[-1] - frames == records[-1].sockets[0].bytes_retransmitted
 
 
 DILATION = 2

@@ -94,19 +94,6 @@ def test_a_message_brings_its_note_and_says_when_it_came() -> None:
     assert message.round_trip_ns > 0
 
 
-def test_places_meet_with_numbers_to_the_last_bit() -> None:
-    values = [[0.1 + 0.2, 1e-310, float("inf")], None, [3, 2**53 + 1]]
-
-    def place(number: int) -> Callable[[], Program]:
-        def program() -> Program:
-            return (yield Meet(values[number]))
-
-        return program
-
-    ran, _ = run(*(place(number) for number in range(3)))
-    assert ran.returned == [values] * 3
-
-
 def test_work_lasts_as_long_as_stated_and_messages_leave_when_it_is_done() -> None:
     def receiver() -> Program:
         yield Begin("A", 0)
