@@ -14,6 +14,7 @@ from testbed.jobs.actions import EndStep, Node
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Lane
+from testbed.jobs.pipeline import Ended
 from testbed.pipeline.alone import train_together
 from testbed.pipeline.training import Measure
 from testbed.profiles import load_profile
@@ -199,6 +200,7 @@ class Trained(NamedTuple):
     workers: list[Worker]
     records: list[list[StepRecord]]
     """By node."""
+    ended: Ended
 
     @property
     def losses(self) -> list[float | None]:
@@ -224,9 +226,9 @@ def trained(
 ) -> Trained:
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
     training = SmallTraining(recipe, decisions)
-    train_together(training, outputs, observers=[Watching(training.workers, watch)])
+    ended = train_together(training, outputs, observers=[Watching(training.workers, watch)])
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    return Trained(training.workers, records)
+    return Trained(training.workers, records, ended)
 
 
 def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

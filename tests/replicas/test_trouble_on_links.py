@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Formula, Step, run_rounds
 from testbed.spec import Exchange, Paced, Recipe
 from tests.over_loopback import jobs_over_loopback
-from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, live_cell, trained
+from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, live_cell, same, trained
 
 pytestmark = [pytest.mark.netem, pytest.mark.virtual_clock]
 
@@ -213,10 +212,6 @@ def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, in
     return found, [parameter.detach() for parameter in server.replica.parameters]
 
 
-def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    return bool(ours) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
 def on_the_grid(ran: Ran) -> bool:
     """Whether every step of the server's was made when its period was over."""
     return ran.ends_s() == [pytest.approx(PERIOD_S * (step + 1), abs=1e-3) for step in range(len(ran.ends_s()))]
@@ -272,17 +267,6 @@ def test_asynchronous_rounds_go_on_while_a_link_is_down(tmp_path: Path) -> None:
     meanwhile = [sum(DOWN_S + 1 < at_s < UP_S for at_s in times) for times in by_worker]
     assert meanwhile[2] == 0 < min(meanwhile[:2])
     assert max(by_worker[2]) > UP_S
-
-
-def test_synchronous_steps_stop_with_a_crash_and_name_the_worker(tmp_path: Path) -> None:
-    ran = run(synchronous(), tmp_path / "it", crashes=True)
-    assert "server <-> worker 2" in ran.errors[SERVER]
-    assert all("<-> server" in error for error in ran.errors[:2])
-    assert len(ran.ends_s()) <= 2  # it had been heard in so many
-    ran = run(synchronous(exchange="all-gather"), tmp_path / "ring", crashes=True)
-    assert "worker 0 <-> worker 2" in ran.errors[0]  # which hears the last
-    assert ran.errors[1]
-    assert len(ran.ends_s(0)) <= 2
 
 
 @pytest.mark.parametrize(("exchange", "codec", "staleness"), [("all-reduce", "bf16", 0), ("all-gather", SPARSE, 2)])
