@@ -179,16 +179,19 @@ def test_mapl_s_ends_hold_the_same_basis_which_costs_its_bytes_once_a_step() -> 
             assert [size - min(sizes) for size in sizes] == [0, 0, 0, basis_bytes]
 
 
-def test_a_basis_that_does_not_get_across_is_an_error() -> None:
-    for codec, steps, message in (("fwd=subspace(4, grassmann, every=16), bwd=bf16", 18, "did not cross"),
-                                  ("fwd=mapl(4), bwd=bf16", 2, "did not come back")):  # fmt: skip
-        errors = run(codec, cell_of(2, steps=steps, evaluate_every=0)).errors
-        assert any(isinstance(error, SpecError) and message in str(error) for error in errors), errors
-
-
-def test_hidden_states_outside_the_subspace_are_an_error_with_advice() -> None:
-    errors = run("0: int8; rest: subspace", cell_of(3, steps=2)).errors
-    assert any(isinstance(error, SpecError) and "outside the subspace" in str(error) for error in errors), errors
+@pytest.mark.parametrize(
+    ("codec", "stages", "steps", "message"),
+    [
+        ("fwd=subspace(4, grassmann, every=16), bwd=bf16", 2, 18, "did not cross"),
+        ("fwd=mapl(4), bwd=bf16", 2, 2, "did not come back"),
+        ("0: int8; rest: subspace", 3, 2, "outside the subspace"),
+    ],
+)
+def test_a_basis_that_gets_lost_and_states_outside_of_it_are_errors(
+    codec: str, stages: int, steps: int, message: str
+) -> None:
+    errors = run(codec, cell_of(stages, steps=steps, evaluate_every=0)).errors
+    assert any(isinstance(error, SpecError) and message in str(error) for error in errors), errors
 
 
 def test_a_model_codec_for_gradients_alone_is_an_error() -> None:

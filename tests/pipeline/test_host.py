@@ -209,7 +209,7 @@ PACED_NS = {"F": 3_000_000, "B": 5_000_000}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form(
+def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form_and_who_paces_says_how(
     shared: list[Host], tokens: Path, tmp_path: Path, schedule: str
 ) -> None:
     """By how much it is longer, on the real clock, says how busy this machine is; each action says it of itself."""
@@ -227,6 +227,12 @@ def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form(
     ideal_s = unshaped_step_s(cell.pipeline, forward_s=PACED_NS["F"] / 1e9, backward_s=PACED_NS["B"] / 1e9)
     trained = [step for step in steps if step.phase == "train"]
     assert trained[-1].end_ns - trained[0].begin_ns >= len(trained) * DILATION * ideal_s * 1e9 - 1
+    for stage, host in enumerate(shared):
+        assert re.match(f"stage {stage} works with SCHED_(RR|OTHER)", (tmp_path / f"stage-{stage}.log").read_text())
+        (tmp_path / host.name).mkdir()
+        start([host], jobs_of(a_cell(1), tmp_path / host.name, tokens))
+        assert os.sched_getscheduler(host.process.pid) == os.SCHED_OTHER, "what is not paced runs as usual again"
+        assert finish([host])[0][-1] == JobDone()
 
 
 # ------------------------------------------------------------------ failures
@@ -272,22 +278,6 @@ def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens:
     written = [[(record.phase, record.step) for record in read_steps(tmp_path, stage)] for stage in range(3)]
     assert written[0] == written[1] == written[2] == [("train", step) for step in range(len(written[0]))]
     assert 0 < len(written[0]) < 100_000
-
-
-def test_a_paced_stage_says_how_it_was_scheduled(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
-    compute = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")
-    cell = a_cell(2).model_copy(update={"compute": compute})
-    start(shared[:2], jobs_of(cell, tmp_path, tokens))
-    assert [said[-1] for said in finish(shared[:2])] == [JobDone()] * 2
-    for stage in range(2):
-        assert re.match(f"stage {stage} works with SCHED_(RR|OTHER)", (tmp_path / f"stage-{stage}.log").read_text())
-    policies = []
-    for host in shared[:2]:
-        (tmp_path / f"{host.name}").mkdir()
-        start([host], jobs_of(a_cell(1), tmp_path / f"{host.name}", tokens))
-        policies.append(os.sched_getscheduler(host.process.pid))
-        assert finish([host])[0][-1] == JobDone()
-    assert policies == [os.SCHED_OTHER] * 2, "a job that is not paced runs as usual again"
 
 
 CONTROLLER = """
