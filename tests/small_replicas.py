@@ -19,7 +19,8 @@ from testbed.pipeline.alone import train_together
 from testbed.pipeline.training import Measure
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.replicas import worker
+from testbed.replicas import arrivals, worker
+from testbed.replicas.arrivals import Rounds, Server
 from testbed.replicas.learners import learner_of
 from testbed.replicas.training import ReplicasTraining
 from testbed.replicas.worker import Evaluated, Worker
@@ -229,6 +230,13 @@ def trained(
     ended = train_together(training, outputs, observers=[Watching(training.workers, watch)])
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
     return Trained(training.workers, records, ended)
+
+
+def asynchronous_nodes(recipe: Recipe) -> tuple[Server, list[Rounds]]:
+    """What the places of a job with arrivals have."""
+    told, numbers = arrivals.training_of(recipe), range(recipe.nodes - 1)
+    server = Server(told, learner_for(recipe, 0), [recipe.codec] * len(numbers))
+    return server, [Rounds(told, number, learner_for(recipe, number), recipe.codec) for number in numbers]
 
 
 def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -280,25 +279,6 @@ def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens:
     assert 0 < len(written[0]) < 100_000
 
 
-CONTROLLER = """
-import sys, subprocess, time
-from testbed.pipeline.control import Host
-host = Host(subprocess.Popen, "stage 0")
-print(host.process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_when_the_controller_is_killed_nothing_remains() -> None:
-    """Here while the host loads; sweep/test_sweep.py kills one that trains."""
-    command = [sys.executable, "-c", CONTROLLER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as controller:
-        assert controller.stdout is not None
-        pid = int(controller.stdout.readline())
-        controller.kill()
-    assert is_gone(pid)
-
-
 def test_ctrl_c_is_the_controller_s_business_and_privileges_are_gone(
     shared: list[Host], tokens: Path, tmp_path: Path
 ) -> None:
@@ -328,12 +308,6 @@ def test_one_thread_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with pytest.raises(Broken, match=r"StageError: .*OMP_NUM_THREADS=1"):
         in_child(set_up_torch, seconds=SOON_S)
-
-
-def test_the_controller_s_end_imports_no_torch() -> None:
-    code = "import sys; from testbed.pipeline import control, gather, job; print('torch' in sys.modules)"
-    run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert run([sys.executable, "-c", code]).stdout.strip() == "False"
 
 
 def test_a_job_is_told_no_profile() -> None:

@@ -14,7 +14,7 @@ from testbed.jobs.loop import Loop
 from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Formula, Step, run_rounds
-from tests.small_replicas import SPARSE, Learner, a_recipe, same, trained
+from tests.small_replicas import SPARSE, a_recipe, asynchronous_nodes, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
 BYTES = 14_784
@@ -34,16 +34,13 @@ def events(
     recipe = a_recipe(
         "star", codec, workers=3, steps=steps, sgd=True, local_steps=2, outer=OUTER, shares=(2, 1, 1), **data
     )
-    assert recipe.data is not None
-    parts, told = recipe.data.parts, training_of(recipe)
-    workers = [Rounds(told, number, Learner(parts, number), codec) for number in range(3)]
-    server, made = Server(told, Learner(parts, 0), [codec] * 3), list[Step]()
+    (server, workers), made = asynchronous_nodes(recipe), list[Step]()
 
     def watch(step: Step) -> bool:
         made.append(step)
         return len(made) < steps
 
-    run_rounds(told.job(), server, workers, LINKS, watch, local_ns=pace_ns)
+    run_rounds(training_of(recipe).job(), server, workers, LINKS, watch, local_ns=pace_ns)
     return Training(server, workers), made
 
 
@@ -105,16 +102,17 @@ def test_the_server_goes_on_until_all_workers_are_lost() -> None:
 def test_a_goodbye_ends_the_round_under_way_and_those_that_were_skipped_are_recorded_as_empty() -> None:
     recipe = a_recipe("star", workers=3, steps=4, sgd=True, local_steps=2, outer=OUTER, staleness=9,
                       arrivals={"buffer": 1}, evaluate_every=2)  # fmt: skip
-    told, recorded = training_of(recipe), [list[Recorded]() for _ in range(4)]
+    recorded = [list[Recorded]() for _ in range(4)]
     recorder = Recorder(lambda place, step: recorded[place].append(step), lambda key: Named("backward", key.step))
-    nodes = [*(Rounds(told, number, Learner((1,) * 3, number), "fp32") for number in range(3)),
-             Server(told, Learner((1,) * 3, 0), ["fp32"] * 3)]  # fmt: skip
-    job = told.job()
+    server, workers = asynchronous_nodes(recipe)
+    job = training_of(recipe).job()
 
     def cost(node: int, action: Action) -> int | None:
         return PACE_NS[node] if action[0] == "local step" else None
 
-    loop = Loop([job.program(place) for place in range(4)], nodes, cost=cost, links=LINKS, observers=[recorder])
+    loop = Loop(
+        [job.program(place) for place in range(4)], [*workers, server], cost=cost, links=LINKS, observers=[recorder]
+    )
     assert loop.run() == ["steps"] * 4
     for steps in recorded:
         assert [(step.step, step.phase) for step in steps] == [

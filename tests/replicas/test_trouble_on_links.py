@@ -31,11 +31,11 @@ from testbed.profiles import LinkProfile
 from testbed.profiles.link_profile import Change, Pipe, Schedule
 from testbed.profiles.loss import Bernoulli
 from testbed.records import StepRecord
-from testbed.replicas.arrivals import Rounds, Server, training_of
+from testbed.replicas.arrivals import training_of
 from testbed.replicas.events import Formula, Step, run_rounds
 from testbed.spec import Exchange, Paced, Recipe
 from tests.over_loopback import jobs_over_loopback
-from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, live_cell, same, trained
+from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, asynchronous_nodes, live_cell, same, trained
 
 pytestmark = [pytest.mark.netem, pytest.mark.virtual_clock]
 
@@ -189,8 +189,7 @@ def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, in
     """The same in one process: arrivals, and the server's weights."""
     assert recipe.data is not None
     parts, link = recipe.data.parts, a_link()
-    workers = [Rounds(training_of(recipe), number, Learner(parts, number), SPARSE) for number in range(WORKERS)]
-    server = Server(training_of(recipe), Learner(parts, 0), [SPARSE] * WORKERS)
+    server, workers = asynchronous_nodes(recipe)
 
     def sent(sender: int, receiver: int, size: int, at_ns: int) -> int:
         return at_ns + 2 * DELAY_NS + wire_bytes(size, link) * 8 * 10**9 // RATE_BPS
