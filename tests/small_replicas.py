@@ -14,11 +14,13 @@ from testbed.jobs.actions import EndStep, Node
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Lane
+from testbed.jobs.pipeline import Ended
 from testbed.pipeline.alone import train_together
 from testbed.pipeline.training import Measure
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.replicas import worker
+from testbed.replicas import arrivals, worker
+from testbed.replicas.arrivals import Rounds, Server
 from testbed.replicas.learners import learner_of
 from testbed.replicas.training import ReplicasTraining
 from testbed.replicas.worker import Evaluated, Worker
@@ -199,6 +201,7 @@ class Trained(NamedTuple):
     workers: list[Worker]
     records: list[list[StepRecord]]
     """By node."""
+    ended: Ended
 
     @property
     def losses(self) -> list[float | None]:
@@ -224,9 +227,16 @@ def trained(
 ) -> Trained:
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
     training = SmallTraining(recipe, decisions)
-    train_together(training, outputs, observers=[Watching(training.workers, watch)])
+    ended = train_together(training, outputs, observers=[Watching(training.workers, watch)])
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    return Trained(training.workers, records)
+    return Trained(training.workers, records, ended)
+
+
+def asynchronous_nodes(recipe: Recipe) -> tuple[Server, list[Rounds]]:
+    """What the places of a job with arrivals have."""
+    told, numbers = arrivals.training_of(recipe), range(recipe.nodes - 1)
+    server = Server(told, learner_for(recipe, 0), [recipe.codec] * len(numbers))
+    return server, [Rounds(told, number, learner_for(recipe, number), recipe.codec) for number in numbers]
 
 
 def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

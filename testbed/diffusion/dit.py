@@ -112,6 +112,11 @@ class Block(nn.Module):
         attended: Tensor = x + modulations[2] * self.out(mixed.permute(2, 0, 1, 3).reshape(x.shape))
         return attended
 
+    def attend_to_all(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """Return tokens (n, B, d) after attention to one another."""
+        q, k, v = self.project(x, modulations)
+        return self.attend(x, q, by_heads(k, self.heads), by_heads(v, self.heads), modulations)
+
     def feed_input(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
         """Return what the feed-forward part gets."""
         return _normed(x, *modulations[3:5])
@@ -179,8 +184,7 @@ class Dit(nn.Module):
         for layer in range(self.size.layers):
             block = self.block(layer)
             m = block.modulations(condition)
-            q, k, v = block.project(x, m)
-            x = block.attend(x, q, by_heads(k, block.heads), by_heads(v, block.heads), m)
+            x = block.attend_to_all(x, m)
             if block.router is None:
                 x = block.feed_forward(x, m)
                 continue

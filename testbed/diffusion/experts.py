@@ -26,7 +26,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Context, MessageKey, Payload
 from testbed.codecs.make import make
-from testbed.diffusion.dit import TOKENS, TOP, Block, Dit, Routing, by_heads, to_images
+from testbed.diffusion.dit import TOKENS, TOP, Dit, Routing, to_images
 from testbed.diffusion.node import Sampled, SamplingNode, run_together
 from testbed.diffusion.programs import Costs, Crossing, Deferred, divide, trace_of
 from testbed.errors import CodecError, SpecError
@@ -156,8 +156,7 @@ class ExpertWorker(SamplingNode):
             self._conditions = [model.condition(time, labels) for labels in self._labels]
             self._hidden = [model.begin(pixels, slice(None)) for pixels in self._pixels]
         self._modulations = [block.modulations(condition) for condition in self._conditions]
-        pairs = zip(self._hidden, self._modulations, strict=True)
-        self._hidden = [_attended(block, x, m) for x, m in pairs]
+        self._hidden = [block.attend_to_all(x, m) for x, m in zip(self._hidden, self._modulations, strict=True)]
         inputs = [block.feed_input(x, m) for x, m in zip(self._hidden, self._modulations, strict=True)]
         self._inputs = inputs
         routings = [block.route(x.flatten(0, 1)) for x in inputs]
@@ -233,11 +232,8 @@ class ExpertWorker(SamplingNode):
         return b"".join((_LENGTH.pack(len(encoded)), encoded, bytes(pairs.tolist())))
 
     def receive(self, part: Crossing, payload: Payload) -> None:
-        key, width, view = (
-            MessageKey("evaluation", part.step, part.layer, ()),
-            self._model.size.width,
-            memoryview(payload),
-        )
+        key, width = MessageKey("evaluation", part.step, part.layer, ()), self._model.size.width
+        view = memoryview(payload)
         if part.what == "combine":
             made = self._codec.decode(view, key) if len(view) else torch.zeros(0, width)
             self._combine(part.step, part.layer, part.sender, made)
@@ -262,11 +258,6 @@ def sample_experts(
         worker.begin(noise, labels)
     frame_bytes = run_together(job, team)
     return Sampled(torch.cat([worker.images for worker in team]), frame_bytes)
-
-
-def _attended(block: Block, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-    q, k, v = block.project(x, modulations)
-    return block.attend(x, q, by_heads(k, block.heads), by_heads(v, block.heads), modulations)
 
 
 def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:

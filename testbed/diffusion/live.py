@@ -48,11 +48,7 @@ class LiveSampled(NamedTuple):
     """From when the request began until all workers had ended it."""
 
 
-def sample_live(
-    model: Dit,
-    samplings: Sequence[LiveSampling],
-    kernel: GuestKernel,
-) -> list[LiveSampled]:
+def sample_live(model: Dit, samplings: Sequence[LiveSampling], kernel: GuestKernel) -> list[LiveSampled]:
     """Make all samplings with one model; each has a lab of its own. SpecError for a program that cannot be; StageError
     where a worker or the guest fails, with what it said.
     """

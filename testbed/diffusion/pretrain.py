@@ -7,7 +7,6 @@ torch build on the same kind of processor gives the same bytes. Takes minutes, a
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import math
 import shutil
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from testbed import results
+from testbed.csv_rows import write_rows
 from testbed.diffusion.dit import SIZES, Dit, build_dit, to_tokens
 from testbed.errors import StageError, UnknownNameError, status_of
 from testbed.workloads import checkpoints, models
@@ -52,12 +52,12 @@ class Point(NamedTuple):
 Say = Callable[[Point], None]
 
 
-def load_dit(name: str, say: Say = lambda point: None) -> Dit:
+def load_dit(name: str) -> Dit:
     """Return a model that has learned, trained first where it is not in our cache yet. UnknownNameError."""
     if name not in SIZES:
         raise UnknownNameError("diffusion model", name, SIZES)
     model = build_dit(SIZES[name], seed=0)
-    model.load_state_dict(load_file(pretrain(name, say) / "model.safetensors"))
+    model.load_state_dict(load_file(pretrain(name) / "model.safetensors"))
     return model.requires_grad_(False)
 
 
@@ -76,8 +76,7 @@ def pretrain(name: str, say: Say = lambda point: None) -> Path:
             draft.mkdir()
             weights = {key: value.contiguous() for key, value in model.state_dict().items()}
             save_file(weights, draft / "model.safetensors")
-            with (draft / "curve.csv").open("w", encoding="utf8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([Point._fields, *curve])
+            write_rows(draft / "curve.csv", Point._fields, curve)
             checkpoints.finish(draft, folder)
     return folder
 

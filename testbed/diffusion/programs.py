@@ -58,9 +58,6 @@ class Crossing(NamedTuple):
     receiver: int
 
 
-Message = Part | Crossing
-
-
 class Program(NamedTuple):
     """How images are sampled."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -21,7 +20,7 @@ from torch import Tensor
 from testbed.codecs.bench.measure import fidelity
 from testbed.codecs.check.subject import subject_of
 from testbed.csv_rows import read_rows, write_rows
-from testbed.errors import TestbedError
+from testbed.errors import status_of
 from testbed.message_key import Direction
 from testbed.workloads import checkpoints, models
 from testbed.workloads.capture import FINE_RATE, chain_of, specification
@@ -164,14 +163,12 @@ def main(
     parser.add_argument("--quick", action="store_true", help="the short form, on a small random model")
     asked = parser.parse_args(arguments)
     asked.output.mkdir(parents=True, exist_ok=True)
-    try:
-        for model, count in (
-            {"gpt2-nano": 3}.items() if asked.quick else ((name, stages[name]) for name in asked.models)
-        ):
+    chosen = {"gpt2-nano": 3} if asked.quick else {name: stages[name] for name in asked.models}
+
+    def measure_all() -> None:
+        for model, count in chosen.items():
             checkpoints.make(model)
             for text in texts:
                 measure(asked.output, model, text, count, codecs, messages=1 if asked.quick else _MESSAGES)
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+
+    return status_of(measure_all)

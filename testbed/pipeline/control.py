@@ -54,10 +54,6 @@ class Ready(Frozen):
     """The host has loaded what every job needs."""
 
     kind: Literal["ready"] = "ready"
-    pid: int
-    uid: int
-    seconds: float
-    """From the start of the program."""
 
 
 class StepDone(Frozen):
@@ -154,12 +150,11 @@ class Host(Closing):
         """Return the descriptor for select: readable when `messages` has something."""
         return self._channel.fileno()
 
-    def wait_ready(self, timeout_s: float) -> Ready:
+    def wait_ready(self, timeout_s: float) -> None:
         """Wait until the host has loaded everything. StageError with its last words when it cannot."""
         message = self._next(timeout_s)
         if not isinstance(message, Ready):
             raise StageError(f"{self.name}: not ready within {timeout_s:g} s: found {message}; {self._words()}")
-        return message
 
     def start(self, job: PlaceJob, sockets: Sequence[socket.socket]) -> None:
         """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -156,7 +155,6 @@ def preload() -> None:
 
 def main() -> None:
     """Load, say so, and serve."""
-    began = time.monotonic()
     parser = argparse.ArgumentParser(description="A stage host; started by the controller, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
     arguments = parser.parse_args()
@@ -165,7 +163,7 @@ def main() -> None:
     channel = socket.socket(fileno=arguments.control_fd)
     channel.set_inheritable(False)
     preload()
-    send(channel, Ready(pid=os.getpid(), uid=os.getuid(), seconds=time.monotonic() - began))
+    send(channel, Ready())
     with contextlib.suppress(ConnectionError):  # the controller left while it was being told something
         serve(channel)
     os._exit(0)  # at once: taking an interpreter with torch apart needs half a second

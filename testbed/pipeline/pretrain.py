@@ -10,7 +10,6 @@ weights (`workloads.weights`), and curve.csv: losses and learning rates by step.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import shutil
 import sys
@@ -24,8 +23,9 @@ import torch
 from safetensors.torch import save_file
 
 from testbed import paths, results
+from testbed.csv_rows import write_rows
 from testbed.devices import flops
-from testbed.errors import CapabilityError, StageError, TestbedError, UnknownNameError
+from testbed.errors import CapabilityError, StageError, UnknownNameError, status_of
 from testbed.pipeline.memory import available_memory, predict_memory
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec, text_of
@@ -235,8 +235,7 @@ def _place(training: Pretraining, draft: Path, folder: Path) -> None:
     model.config(models.workload_size(workload)).save_pretrained(draft)
     shutil.copyfile(tokenizer_file(workload.model), draft / "tokenizer.json")
     results.write_json(draft / "recipe.json", training.recipe)
-    with (draft / "curve.csv").open("w", encoding="utf8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([Point._fields, *training.curve])
+    write_rows(draft / "curve.csv", Point._fields, training.curve)
     checkpoints.finish(draft, folder)
 
 
@@ -260,15 +259,12 @@ def main(arguments: list[str] | None = None) -> int:
         description="Train a model that a workload can begin with, once a machine.",
     )
     parser.add_argument("model", choices=list(LEARNED))
+    name = parser.parse_args(arguments).model
     try:
-        sys.stdout.write(f"{pretrain(parser.parse_args(arguments).model, _print_progress)}\n")
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
+        return status_of(lambda: sys.stdout.write(f"{pretrain(name, _print_progress)}\n"))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; the same command goes on from its last kept state\n")
         return 130
-    return 0
 
 
 if __name__ == "__main__":

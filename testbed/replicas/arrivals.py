@@ -124,8 +124,6 @@ class Server:
         self._answer = Bucket(shapes, data.answer, seed=seed, sender=data.workers)
         self._began = [0] * data.workers
         """The step whose weights each worker's round began with."""
-        self._arrived: list[Arrived] = []
-        self._weights: bytes | None = None
         self._applied: Applied | None = None
         self._evaluated: Evaluated | None = None
 
@@ -142,8 +140,7 @@ class Server:
             self._evaluated = self.replica.evaluate()
             return self._evaluated
         assert what == "apply", what
-        self._arrived = value
-        return self.apply()
+        return self._apply(value)
 
     def encode(self, key: Key, value: Any) -> Encoded:
         """Return the message with the weights as they are. CodecError as from the codec."""
@@ -170,23 +167,21 @@ class Server:
             learned += data.local_steps_of(worker) * (data.parts[worker] * training.batch_tokens) // sum(data.parts)
         return Said(tokens=learned, learning_rate=learning_rate(training.optimiser, step, training.steps))
 
-    def apply(self) -> Applied:
+    def _apply(self, arrived: Sequence[Arrived]) -> Applied:
         """Make a step: subtract the mean of what arrived, weighted by the workers' shares of the data."""
         step, parts = self.step, self._training.data.parts
-        updates = [Update(worker, step - self._began[worker]) for worker, _ in self._arrived]
+        updates = [Update(worker, step - self._began[worker]) for worker, _ in arrived]
         used = tuple(update for update in updates if update.staleness <= self._bounds[update.worker])
         if used:
             workers = [update.worker for update in used]
             all_parts = sum(parts[worker] for worker in workers)
-            tensors = [tensors for worker, tensors in self._arrived if worker in workers]
+            tensors = [tensors for worker, tensors in arrived if worker in workers]
             self.replica.receive(weighted_sum(tensors, [parts[worker] / all_parts for worker in workers]))
             self.replica.apply_until(step + 1)
         else:
             self.replica.resume(step + 1)
-        self._weights = None
         for update in updates:
             self._began[update.worker] = self.step
-        self._arrived = []
         self._applied = Applied(step, used, tuple(update for update in updates if update not in used))
         return self._applied
 
@@ -220,10 +215,10 @@ class Rounds:
         assert what == "local step", what
         if not key.part:
             self.replica.begin()
-        self.replica.local_step(self.begins_with)
+        self.replica.local_step(self.replica.applied)
         if key.part + 1 < self.local_steps:
             return None
-        self._computed = self.replica.close(self.begins_with)
+        self._computed = self.replica.close(self.replica.applied)
         return self._computed.tensors
 
     def encode(self, key: Key, value: Any) -> Encoded:
@@ -244,11 +239,6 @@ class Rounds:
         said = Said(tokens=tokens, learning_rate=learning_rate(rate, step, training.steps))
         learned = self._learned.pop(step, None)
         return said if learned is None else said._replace(loss=learned.loss, gradient_norm=learned.norm)
-
-    @property
-    def begins_with(self) -> int:
-        """The server's step whose weights it has."""
-        return self.replica.applied
 
 
 def _payload(message: Message) -> Payload:

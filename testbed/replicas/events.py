@@ -84,22 +84,16 @@ def run_rounds(
     watch: Callable[[Step], bool],
     *,
     local_ns: Sequence[int],
-    update_ns: int = 0,
 ) -> None:
     """Train until `watch`, which is told of each step when its answers have been sent, wants no more. StageError,
     CodecError as they come.
 
-    `local_ns`: how long a local step takes, by worker; `update_ns`: a step of the server.
+    `local_ns`: how long a local step takes, by worker; a step of the server takes no time.
     """
     steps = _Steps(len(workers), watch)
 
     def cost(node: int, action: Action) -> int | None:
-        match action:
-            case Work("local step"):
-                return local_ns[node]
-            case Work("apply"):
-                return update_ns
-        return None
+        return local_ns[node] if isinstance(action, Work) and action.what == "local step" else None
 
     # Steps are as many as are wanted, so the last one is answered as all are.
     endless = replace(job, steps=_FOR_EVER, evaluate_every=None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from testbed.replicas.bucket import Bucket
 from testbed.replicas.exchange import Tensors, weighted_sum
 from testbed.replicas.fragments import fragment_shapes, in_turn, ring_parts
 from testbed.replicas.pace import as_stated
-from testbed.replicas.worker import Evaluated, Learner, Worker
+from testbed.replicas.worker import Computed, Evaluated, Learner, Worker
 from testbed.spec import Recipe
 from testbed.workloads.models import validation_tokens
 
@@ -158,11 +158,6 @@ class ExchangeNode:
         return Said(tokens=sum(tokens), learning_rate=rate)
 
 
-class _Learned(NamedTuple):
-    loss: float
-    norm: float
-
-
 class WorkerNode(ExchangeNode):
     """A worker."""
 
@@ -170,8 +165,8 @@ class WorkerNode(ExchangeNode):
         """SpecError for more fragments than the model has tensors."""
         self.replica = Worker.of(recipe, number, learner)
         super().__init__(recipe, number, [tuple(parameter.shape) for parameter in self.replica.parameters])
-        self.learned: dict[int, _Learned] = {}
-        """By step: what its record says."""
+        self.learned: dict[int, Computed] = {}
+        """By step: what its record says; without tensors."""
         self.evaluated: dict[int, Evaluated] = {}
         """Likewise, by the steps done before."""
 
@@ -212,7 +207,7 @@ class WorkerNode(ExchangeNode):
         if key.part + 1 < now.local_steps[self.place]:
             return None
         computed = replica.close(key.step)
-        self.learned[key.step] = _Learned(computed.loss, computed.norm)
+        self.learned[key.step] = computed._replace(tensors=[])
         return computed.tensors
 
     def _parts(self, step: int) -> _Parts:

@@ -29,14 +29,25 @@ SIZE = DitSize(layers=4, width=32, heads=2)
 """A stage for each of four workers."""
 
 
-@functools.cache
-def model() -> Dit:
-    """A small model whose layers all do something: at the start adaLN-zero closes their gates."""
-    made = build_dit(SIZE, 0).requires_grad_(False)
+def lively(size: DitSize) -> Dit:
+    """Return a model whose layers all do something: at the start adaLN-zero closes their gates."""
+    made = build_dit(size, 0).requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     for parameter in made.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return made
+
+
+def all_tokens_at_once(model: Dit, images: int, steps: int) -> torch.Tensor:
+    pixels, labels = start(images, 0)
+    for step in range(steps):
+        pixels = pixels + model(pixels, torch.full((images,), step / steps), labels)[0] / steps
+    return to_images(pixels)
+
+
+@functools.cache
+def model() -> Dit:
+    return lively(SIZE)
 
 
 def program(name: str, workers: int, **changed: int) -> Program:
@@ -69,10 +80,7 @@ def test_who_decodes_changes_nothing_where_messages_are_late(codec: str) -> None
 
 
 def test_all_tokens_at_once_is_the_same_model() -> None:
-    pixels, labels = start(IMAGES, 0)
-    for step in range(STEPS):
-        pixels = pixels + model()(pixels, torch.full((IMAGES,), step / STEPS), labels)[0] / STEPS
-    torch.testing.assert_close(to_images(pixels), unsplit(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(all_tokens_at_once(model(), IMAGES, STEPS), unsplit(), rtol=1e-4, atol=1e-5)
     assert torch.equal(to_images(to_tokens(unsplit())), unsplit())
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_diffusion import lively
 
 from testbed import vm
-from testbed.diffusion.dit import ROWS, TOKENS, Dit, DitSize, build_dit, sample, start
+from testbed.diffusion.dit import ROWS, TOKENS, Dit, DitSize, sample, start
 from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule, sample_experts
 from testbed.diffusion.inside import LiveSampling
 from testbed.diffusion.live import sample_live
@@ -29,11 +30,7 @@ for a whole other one, while packets of both cross in turn."""
 
 def model() -> Dit:
     """A model with experts; the programs without take the shared one for the whole feed-forward part."""
-    made = build_dit(DitSize(layers=4, width=16, heads=2, experts=4), 0).requires_grad_(False)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in made.parameters():
-        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return made
+    return lively(DitSize(layers=4, width=16, heads=2, experts=4))
 
 
 def sampling(link: str, program: Program | ExpertProgram, codec: str = "fp32", boundary: str = "fp32") -> LiveSampling:

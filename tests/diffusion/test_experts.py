@@ -6,16 +6,11 @@ import functools
 
 import pytest
 import torch
+from test_diffusion import all_tokens_at_once, lively
 
 from testbed.diffusion import quality
-from testbed.diffusion.dit import SIZES, TOKENS, TOP, Dit, build_dit, start, to_images
-from testbed.diffusion.experts import (
-    BLOCK,
-    ExpertProgram,
-    Schedule,
-    expert_trace,
-    sample_experts,
-)
+from testbed.diffusion.dit import SIZES, TOKENS, TOP, Dit, start
+from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule, expert_trace, sample_experts
 from testbed.diffusion.node import Sampled
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
@@ -30,11 +25,7 @@ DICE = Schedule(1, "deep", "low")
 
 @functools.cache
 def model() -> Dit:
-    made = build_dit(SIZES["dit-digits-moe-nano"], 0).requires_grad_(False)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in made.parameters():
-        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return made
+    return lively(SIZES["dit-digits-moe-nano"])
 
 
 @functools.cache
@@ -46,10 +37,7 @@ def test_without_a_lag_no_number_of_workers_changes_a_bit_of_the_unsplit_model()
     one = sampled(SYNCHRONOUS, 1)
     assert not one.frame_bytes
     assert all(torch.equal(sampled(SYNCHRONOUS, workers).images, one.images) for workers in (2, 3, 4))
-    pixels, labels = start(IMAGES, 0)
-    for step in range(STEPS):
-        pixels = pixels + model()(pixels, torch.full((IMAGES,), step / STEPS), labels)[0] / STEPS
-    torch.testing.assert_close(to_images(pixels), one.images, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(all_tokens_at_once(model(), IMAGES, STEPS), one.images, rtol=1e-4, atol=1e-5)
 
 
 def test_schedules_order_as_their_staleness() -> None:

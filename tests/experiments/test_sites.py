@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -63,6 +63,12 @@ def alter_an_absence(folder: Path) -> None:
     csv_rows.write_rows(folder / "rounds.csv", list(row), [list(each.values()) for each in rows])
 
 
+def forget_what_was_trained(folder: Path) -> None:
+    """Somebody stopped train.py after it had written curves and before layouts.csv."""
+    rows = [row for row in csv_rows.read_records(folder / "layouts.csv") if row["layout"] != ALTERED]
+    csv_rows.write_rows(folder / "layouts.csv", list(rows[0]), [list(row.values()) for row in rows])
+
+
 def texts(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.csv")}
 
@@ -75,14 +81,21 @@ def test_what_was_trained_with_the_absences_that_were_played_is_kept(
     assert texts(folder) == texts(FOLDER)
 
 
-def test_what_was_trained_with_other_absences_is_trained_again_and_refused_until_then(
-    programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("alter", "refusals"),
+    [
+        (alter_an_absence, 2),
+        (forget_what_was_trained, 1),  # then its curves are gone too
+    ],
+)
+def test_what_was_trained_with_other_absences_or_unknown_ones_is_trained_again_and_refused_until_then(
+    programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Path], None], refusals: int
 ) -> None:
     command = ["--results", str(folder), "--output", str(folder)]
     programs.figures.results(folder)
-    alter_an_absence(folder)
+    alter(folder)
     monkeypatch.setattr(tuned_text, "train_tuned", stop)
-    for _ in range(2):
+    for _ in range(refusals):
         with pytest.raises(ResultsError, match="other absences"):
             programs.figures.results(folder)
         with pytest.raises(Stopped):
@@ -107,16 +120,3 @@ def test_what_was_trained_with_other_absences_is_trained_again_and_refused_until
         assert new == old
     programs.train.main(command)
     assert trained == [ALTERED], "it is there now"
-
-
-def test_curves_of_absences_that_nobody_knows_are_not_kept(
-    programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody stopped train.py after it had written them and before layouts.csv."""
-    rows = [row for row in csv_rows.read_records(folder / "layouts.csv") if row["layout"] != ALTERED]
-    csv_rows.write_rows(folder / "layouts.csv", list(rows[0]), [list(row.values()) for row in rows])
-    with pytest.raises(ResultsError, match="other absences"):
-        programs.figures.results(folder)
-    monkeypatch.setattr(tuned_text, "train_tuned", stop)
-    with pytest.raises(Stopped):
-        programs.train.main(["--results", str(folder), "--output", str(folder)])

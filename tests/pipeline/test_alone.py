@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import threading
 import zlib
 from collections.abc import Callable
@@ -165,8 +166,14 @@ def check_same(cell: Cell) -> Trained:
 # ------------------------------------------------------------------ the law
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_codec_has_the_numbers_and_bytes_of_a_run_over_links(codec: str) -> None:
-    check_same(a_tiny_cell(3, codec))
+def test_every_codec_has_the_numbers_and_bytes_of_a_run_over_links_and_evaluations_do_not_touch_it(codec: str) -> None:
+    found = check_same(a_tiny_cell(3, codec))
+    alone, _ = in_memory(a_tiny_cell(3, codec, evaluate_every=0))
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters, alone.parameters, strict=True))
+    losses = [record[3] for record in found.numbers[-1]]
+    assert all(loss is not None and math.isfinite(loss) for loss in losses)
+    sent = {(stage, way) for stage, records in enumerate(found.numbers) for record in records for way, *_ in record[8]}
+    assert sent == {(0, "forward"), (1, "forward"), (1, "backward"), (2, "backward")}
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

@@ -47,24 +47,3 @@ def test_one_wrong_bit_is_found(header: FrameHeader, bit: int) -> None:
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(TransportError):
         parse_frame_header(data, token=TOKEN, names=NAMES, max_payload_bytes=10**6)
-
-
-@given(headers)
-def test_another_run_is_refused(header: FrameHeader) -> None:
-    with pytest.raises(TransportError, match="another run"):
-        parse_frame_header(
-            pack_frame_header(header, bytes(16), NAMES), token=TOKEN, names=NAMES, max_payload_bytes=10**6
-        )
-
-
-@pytest.mark.parametrize(
-    ("what", "size", "says"),
-    [
-        ("activation", 101, "announces 101 bytes; this job takes 100"),
-        ("aggregate", 1, "of kind 2 and phase 0, which do not exist"),
-    ],
-)
-def test_what_this_run_does_not_know_is_refused(what: str, size: int, says: str) -> None:
-    data = pack_frame_header(FrameHeader(Key(what, 0), 0, size, 0, 0), TOKEN, NAMES)
-    with pytest.raises(TransportError, match=says):
-        parse_frame_header(data, token=TOKEN, names=NAMES[:2], max_payload_bytes=100)

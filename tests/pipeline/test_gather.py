@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,40 +14,30 @@ from testbed.errors import TransportError
 from testbed.message_key import Phase
 from testbed.pipeline.ending import Stops
 from testbed.pipeline.gather import Gather, global_norm, make_sockets
+from tests.over_loopback import in_threads
 
 
 def together(stages: int, work: Callable[[Gather, int], None]) -> None:
     """Let every stage do it, in a thread of its own."""
     ends = [Gather(stage, sockets, 10) for stage, sockets in enumerate(make_sockets(stages))]
-    threads = [threading.Thread(target=work, args=(end, stage)) for stage, end in enumerate(ends)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda stage: work(ends[stage], stage), range(stages))
     for end in ends:
         end.close()
 
 
-def exchange_all(values: list[Any]) -> list[list[Any]]:
-    results: list[list[Any]] = [[] for _ in values]
+numbers = st.floats() | st.integers(0, 2**63) | st.none()
+
+
+@given(st.lists(numbers | st.lists(numbers), min_size=1, max_size=5))
+@settings(max_examples=30, deadline=None)
+def test_every_place_gets_all_values_in_order_to_the_last_bit(values: list[Any]) -> None:
+    results: dict[int, list[Any]] = {}
 
     def work(end: Gather, stage: int) -> None:
         results[stage] = end.exchange(values[stage])
 
     together(len(values), work)
-    return results
-
-
-@pytest.mark.parametrize("stages", [1, 2, 5])
-def test_every_place_gets_all_values_in_order(stages: int) -> None:
-    values = [[stage + 0.1] * stage for stage in range(stages)]
-    assert exchange_all(values) == [values] * stages
-
-
-@given(st.lists(st.floats() | st.integers(0, 2**63) | st.none(), min_size=2, max_size=2))
-@settings(max_examples=30, deadline=None)
-def test_numbers_are_exchanged_to_the_last_bit(values: list[Any]) -> None:
-    assert repr(exchange_all(values)) == repr([values] * 2)
+    assert [repr(results[stage]) for stage in range(len(values))] == [repr(values)] * len(values)
 
 
 def test_what_was_announced_is_found_when_somebody_looks_whatever_was_exchanged_since() -> None:

@@ -59,7 +59,7 @@ def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
 
 
 def test_every_codec_that_changes_the_model_is_here() -> None:
-    """The others train in `test_stage`."""
+    """The others train in `test_alone`."""
     named = {
         part.name for text in CODECS for recipe in placement.parse_placement(text).specs() for part in recipe.parts()
     }
@@ -92,23 +92,15 @@ def test_layers_that_compute_in_bf16_stay_near_enough_to_the_subspace(codec: str
 @pytest.mark.parametrize("codec", CODECS)
 def test_schedule_recomputation_and_uncompressed_evaluations_do_not_touch_the_numbers(codec: str) -> None:
     steps = 18 if "every=16" in codec else 4
-    kept = run(codec, cell_of(3, steps=steps, evaluate_every=0))
+    cell = cell_of(3, steps=steps, evaluate_every=0)
+    kept = run(codec, cell)
     assert kept.errors == [None] * 3
+    hidden = cell.workload.batch_size // 4 * cell.workload.sequence_length * WIDTH
+    assert {f.raw_bytes for records in kept.records for record in records for f in record.sent} == {4 * hidden}
     changes = {"schedule": "gpipe", "recompute": True, "evaluate_every": 3, "evaluate_uncompressed": True}
     other = run(codec, cell_of(3, steps=steps, **changes))
     assert other.losses() == kept.losses()
     assert all(torch.equal(a, b) for a, b in zip(other.parameters, kept.parameters, strict=True))
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_raw_bytes_are_those_of_the_hidden_states(codec: str) -> None:
-    cell = cell_of(3, steps=2)
-    found = run(codec, cell)
-    hidden = cell.workload.batch_size // 4 * cell.workload.sequence_length * WIDTH
-    for records in found.records:
-        frames = [frame for record in records if record.phase == "train" for frame in record.sent]
-        assert frames
-        assert {frame.raw_bytes for frame in frames} == {4 * hidden}
 
 
 class Whole(Subspace):
@@ -187,16 +179,19 @@ def test_mapl_s_ends_hold_the_same_basis_which_costs_its_bytes_once_a_step() -> 
             assert [size - min(sizes) for size in sizes] == [0, 0, 0, basis_bytes]
 
 
-def test_a_basis_that_does_not_get_across_is_an_error() -> None:
-    for codec, steps, message in (("fwd=subspace(4, grassmann, every=16), bwd=bf16", 18, "did not cross"),
-                                  ("fwd=mapl(4), bwd=bf16", 2, "did not come back")):  # fmt: skip
-        errors = run(codec, cell_of(2, steps=steps, evaluate_every=0)).errors
-        assert any(isinstance(error, SpecError) and message in str(error) for error in errors), errors
-
-
-def test_hidden_states_outside_the_subspace_are_an_error_with_advice() -> None:
-    errors = run("0: int8; rest: subspace", cell_of(3, steps=2)).errors
-    assert any(isinstance(error, SpecError) and "outside the subspace" in str(error) for error in errors), errors
+@pytest.mark.parametrize(
+    ("codec", "stages", "steps", "message"),
+    [
+        ("fwd=subspace(4, grassmann, every=16), bwd=bf16", 2, 18, "did not cross"),
+        ("fwd=mapl(4), bwd=bf16", 2, 2, "did not come back"),
+        ("0: int8; rest: subspace", 3, 2, "outside the subspace"),
+    ],
+)
+def test_a_basis_that_gets_lost_and_states_outside_of_it_are_errors(
+    codec: str, stages: int, steps: int, message: str
+) -> None:
+    errors = run(codec, cell_of(stages, steps=steps, evaluate_every=0)).errors
+    assert any(isinstance(error, SpecError) and message in str(error) for error in errors), errors
 
 
 def test_a_model_codec_for_gradients_alone_is_an_error() -> None:

@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,8 +31,12 @@ from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.training import set_up_torch
 from testbed.profiles import load_profile
-from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec
+from testbed.records import StepRecord
+from testbed.spec import Cell, Paced
+from tests.forked import is_gone
 from tests.over_loopback import jobs_over_loopback, read_steps
+from tests.specs import text_spec
+from tests.synthetic import cell
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 240.0
@@ -42,20 +45,12 @@ VOCABULARY = 96
 STEPS = 4
 
 
-def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str = "fp32", **training: Any) -> Cell:
-    return Cell(
-        codec=codec,
-        profiles=(load_profile("datacenter"),),
-        topology="star",
-        engine="relay",
-        compute=Measured(),
-        workload=TextSpec(
-            family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
-        ),
-        pipeline=PipelineSpec(stages=stages, microbatches=2, schedule=schedule, in_flight=in_flight),
-        optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
-        training=TrainingSpec(**{"steps": STEPS, "warmup_steps": 1, "seed": 3, "evaluate_every": 2, **training}),
-    )
+def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: Any) -> Cell:
+    shape: dict[str, Any] = {"stages": stages, "microbatches": 2, "schedule": schedule, "in_flight": in_flight}
+    stated = {"steps": STEPS, "warmup_steps": 1, "seed": 3, "evaluate_every": 2, **training}
+    made = cell(links=load_profile("datacenter"), training=stated, **shape)
+    workload = text_spec(text="none", sequence_length=16, validation_batches=2)
+    return made.model_copy(update={"workload": workload})
 
 
 pytestmark = pytest.mark.slow  # hosts with torch, some of which are killed
@@ -111,18 +106,6 @@ def finish(hosts: list[Host]) -> list[list[Any]]:
         for host in ready:
             heard[hosts.index(host)].extend(host.messages())
     return heard
-
-
-def is_gone(pid: int, within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def children(pid: int) -> list[int]:
@@ -181,6 +164,19 @@ def unsplit(tokens: Path) -> list[tuple[float, float]]:
     return [(loss, norm) for loss, norm in in_child(partial(train_unsplit, tokens), seconds=SOON_S)]
 
 
+def check_counters(records: list[list[StepRecord]]) -> None:
+    """Sockets count what was sent. Over loopback nothing is lost, but what a busy machine answers late may be sent
+    twice.
+    """
+    for stage, own in enumerate(records):
+        neighbours = (stage > 0) + (stage < len(records) - 1)
+        assert all(record.counters is not None and len(record.sockets) == neighbours for record in own)
+        sent = [sum(socket.bytes_sent for socket in record.sockets) for record in own]
+        assert sent == sorted(sent)
+        frames = sum(frame.frame_bytes for record in own for frame in record.sent)
+        assert sent[-1] - frames == sum(socket.bytes_retransmitted for socket in own[-1].sockets)
+
+
 def test_every_cut_and_schedule_is_the_unsplit_model(
     shared: list[Host], tokens: Path, tmp_path: Path, unsplit: list[tuple[float, float]]
 ) -> None:
@@ -196,7 +192,9 @@ def test_every_cut_and_schedule_is_the_unsplit_model(
         assert [said[-1] for said in heard] == [JobDone()] * stages
         kinds = [type(message) for message in heard[-1]]
         assert kinds == [StepDone, StepDone, EvaluationDone, StepDone, StepDone, EvaluationDone, JobDone]
-        last = read_steps(folder, stages - 1)
+        records = [read_steps(folder, stage) for stage in range(stages)]
+        check_counters(records)
+        last = records[-1]
         assert [(r.loss, r.gradient_norm) for r in last if r.phase == "train"] == unsplit
         evaluations.append([r.loss for r in last if r.phase == "evaluation"])
         assert sorted(path.name for path in folder.iterdir()) == sorted(
@@ -205,26 +203,12 @@ def test_every_cut_and_schedule_is_the_unsplit_model(
     assert all(losses == evaluations[0] for losses in evaluations)
 
 
-def test_counters_and_sockets_are_recorded(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
-    started = shared[:2]
-    start(started, jobs_of(a_cell(2), tmp_path, tokens))
-    finish(started)
-    for stage in range(2):
-        records = read_steps(tmp_path, stage)
-        assert all(r.counters is not None and len(r.sockets) == 1 for r in records)
-        sent = [r.sockets[0].bytes_sent for r in records]
-        assert sent == sorted(sent)
-        # Over loopback nothing is lost, but what a busy machine answers late may be sent twice.
-        frames = sum(frame.frame_bytes for record in records for frame in record.sent)
-        assert sent[-1] - frames == records[-1].sockets[0].bytes_retransmitted
-
-
 DILATION = 2
 PACED_NS = {"F": 3_000_000, "B": 5_000_000}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form(
+def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form_and_who_paces_says_how(
     shared: list[Host], tokens: Path, tmp_path: Path, schedule: str
 ) -> None:
     """By how much it is longer, on the real clock, says how busy this machine is; each action says it of itself."""
@@ -242,6 +226,12 @@ def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form(
     ideal_s = unshaped_step_s(cell.pipeline, forward_s=PACED_NS["F"] / 1e9, backward_s=PACED_NS["B"] / 1e9)
     trained = [step for step in steps if step.phase == "train"]
     assert trained[-1].end_ns - trained[0].begin_ns >= len(trained) * DILATION * ideal_s * 1e9 - 1
+    for stage, host in enumerate(shared):
+        assert re.match(f"stage {stage} works with SCHED_(RR|OTHER)", (tmp_path / f"stage-{stage}.log").read_text())
+        (tmp_path / host.name).mkdir()
+        start([host], jobs_of(a_cell(1), tmp_path / host.name, tokens))
+        assert os.sched_getscheduler(host.process.pid) == os.SCHED_OTHER, "what is not paced runs as usual again"
+        assert finish([host])[0][-1] == JobDone()
 
 
 # ------------------------------------------------------------------ failures
@@ -289,35 +279,6 @@ def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens:
     assert 0 < len(written[0]) < 100_000
 
 
-def test_a_job_that_is_not_paced_runs_as_usual_again(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
-    policies = []
-    for host in shared[:2]:
-        (tmp_path / f"{host.name}").mkdir()
-        start([host], jobs_of(a_cell(1), tmp_path / f"{host.name}", tokens))
-        policies.append(os.sched_getscheduler(host.process.pid))
-        assert finish([host])[0][-1] == JobDone()
-    assert policies == [os.SCHED_OTHER] * 2, "a job that is not paced runs as usual again"
-
-
-CONTROLLER = """
-import sys, subprocess, time
-from testbed.pipeline.control import Host
-host = Host(subprocess.Popen, "stage 0")
-print(host.process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_when_the_controller_is_killed_nothing_remains() -> None:
-    """Here while the host loads; sweep/test_sweep.py kills one that trains."""
-    command = [sys.executable, "-c", CONTROLLER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as controller:
-        assert controller.stdout is not None
-        pid = int(controller.stdout.readline())
-        controller.kill()
-    assert is_gone(pid)
-
-
 def test_ctrl_c_is_the_controller_s_business_and_privileges_are_gone(
     shared: list[Host], tokens: Path, tmp_path: Path
 ) -> None:
@@ -347,12 +308,6 @@ def test_one_thread_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with pytest.raises(Broken, match=r"StageError: .*OMP_NUM_THREADS=1"):
         in_child(set_up_torch, seconds=SOON_S)
-
-
-def test_the_controller_s_end_imports_no_torch() -> None:
-    code = "import sys; from testbed.pipeline import control, gather, job; print('torch' in sys.modules)"
-    run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert run([sys.executable, "-c", code]).stdout.strip() == "False"
 
 
 def test_a_job_is_told_no_profile() -> None:

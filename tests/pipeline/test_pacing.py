@@ -7,16 +7,14 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.jobs import actions as jobs
 from testbed.jobs.recorder import PacedWork
-from testbed.jobs.schedule import Action, actions
-from testbed.metrics.ideal import unshaped_step_s
+from testbed.jobs.schedule import Action
 from testbed.pipeline.pacing import Clock, Line, be_prompt, wait_for_the_grid
 from testbed.records import ActionKind, ActionRecord
-from testbed.spec import PipelineSpec
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
 DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}
@@ -80,7 +78,6 @@ def act(
     )
 
 
-# ------------------------------------------------------------------ one stage
 @given(
     st.lists(
         st.tuples(st.sampled_from(("F", "B")), st.integers(0, FORWARD_NS // 2), lateness), min_size=1, max_size=40
@@ -146,81 +143,16 @@ def test_where_nothing_is_paced_the_line_is_the_clock(work: list[tuple[bool, int
         assert line.at_ns == clock.ns
 
 
-# ------------------------------------------------------------------ a pipeline
-def simulate(pipeline: PipelineSpec, steps: int, late: Sequence[int], maths: Sequence[int], wire_ns: int = 0) -> int:
-    """So many steps of stages that each have a clock; frames take `wire_ns` and are sent late. How long it took."""
-    stages = range(pipeline.stages)
-    clocks = [FakeClock(late[stage:] + late[:stage]) for stage in stages]
-    lines = [a_line(clock) for clock in clocks]
-    delays, takes = itertools.cycle(late), itertools.cycle(maths)
-    begin = clocks[0].ns
-    orders = [
-        actions(
-            pipeline.schedule,
-            stage=stage,
-            stages=len(stages),
-            microbatches=pipeline.microbatches,
-            in_flight=pipeline.in_flight,
-        )
-        for stage in stages
-    ]
-    for _ in range(steps):
-        frames: dict[tuple[int, str, int], int] = {}
-        position = [0] * len(stages)
-        while any(position[stage] < len(orders[stage]) for stage in stages):
-            for stage in stages:
-                while position[stage] < len(orders[stage]):
-                    action = orders[stage][position[stage]]
-                    source, target = (stage - 1, stage + 1) if action.kind == "F" else (stage + 1, stage - 1)
-                    frame = frames.get((stage, *action)) if source in stages else None
-                    if source in stages and frame is None:
-                        break
-                    record = act(lines[stage], clocks[stage], action, maths=next(takes), frame=frame)
-                    frames[target, action.kind, action.microbatch] = record.encoded_ns + next(delays) + wire_ns
-                    position[stage] += 1
-        met_ns = max(line.at_ns for line in lines)
-        for line, clock in zip(lines, clocks, strict=True):
-            line.begin(False)
-            line.met(met_ns)
-            assert spend(line, clock, jobs.Work("update", jobs.Key("update", 0)), 0) is None
-        ends = {line.recorded_ns for line in lines}
-        assert ends == {met_ns + UPDATE_NS}
-    return ends.pop() - begin
-
-
-def spec_of(schedule: str, stages: int, microbatches: int) -> PipelineSpec:
-    return PipelineSpec(stages=stages, microbatches=microbatches, schedule=schedule, in_flight=stages)
-
-
-@settings(deadline=None)
-@given(st.sampled_from(("gpipe", "1f1b")), st.integers(1, 6), st.integers(1, 8), st.integers(1, 3))
-def test_with_frames_in_time_a_step_is_the_schedule_s_closed_form(
-    schedule: str, stages: int, count: int, steps: int
-) -> None:
-    pipeline = spec_of(schedule, stages, count)
-    step_s = unshaped_step_s(
-        pipeline, forward_s=FORWARD_NS / 1e9, backward_s=BACKWARD_NS / 1e9, update_s=UPDATE_NS / 1e9
-    )
-    assert simulate(pipeline, steps, [0], [FORWARD_NS // 4]) == round(steps * step_s * 1e9)
-
-
-@settings(deadline=None)
-@given(
-    st.sampled_from(("gpipe", "1f1b")),
-    st.integers(1, 5),
-    st.integers(1, 8),
-    st.lists(lateness, min_size=7, max_size=7),
-    st.lists(st.integers(0, FORWARD_NS // 2), min_size=5, max_size=5),
-)
-def test_late_frames_cost_no_more_than_a_wire_that_is_as_slow(
-    schedule: str, stages: int, count: int, late: list[int], maths: list[int]
-) -> None:
-    """What sleeps and maths take does not show; the frames' lateness costs at most what the latest would have cost each
-    time.
-    """
-    pipeline = spec_of(schedule, stages, count)
-    found = simulate(pipeline, 2, late, maths)
-    assert simulate(pipeline, 2, [0], [0]) <= found <= simulate(pipeline, 2, [0], [0], wire_ns=max(late))
+@given(lateness, st.integers(0, 200_000))
+def test_an_update_begins_where_all_have_met_and_is_no_action(late: int, after: int) -> None:
+    clock = FakeClock([late])
+    line = a_line(clock)
+    act(line, clock, Action("F", 0), maths=0)
+    met_ns = line.at_ns + after
+    line.begin(False)
+    line.met(met_ns)
+    assert spend(line, clock, jobs.Work("update", jobs.Key("update", 0)), 0) is None
+    assert line.at_ns == line.recorded_ns == met_ns + UPDATE_NS
 
 
 @pytest.mark.virtual_clock

@@ -192,7 +192,9 @@ def test_send_blocks_when_too_much_waits_and_goes_on_when_it_is_taken(stack: Exi
         pytest.param(frame(b"abc", names=("", "", "tensor")), "which do not exist", id="no such message"),
         pytest.param(frame(b"abc", 1) * 2, "twice", id="same frame twice"),
         pytest.param(
-            pack_frame_header(FrameHeader(key(0), 0, 2**47, 1, 0), TOKEN, NAMES), "announces", id="hostile length"
+            pack_frame_header(FrameHeader(key(0), 0, LIMIT + 1, 1, 0), TOKEN, NAMES),
+            f"announces {LIMIT + 1} bytes; this job takes {LIMIT}",
+            id="hostile length",
         ),
     ],
 )

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from testbed.errors import CodecError, TransportError
-from testbed.jobs.actions import Action, Begin, Collect, Decode, Encode, Key, Message, Send, Work
+from testbed.jobs.actions import Action, Begin, Collect
 from testbed.jobs.asynchronous import AsynchronousJob, read_step
 from testbed.jobs.loop import Loop
 from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Formula, Step, run_rounds
-from tests.small_replicas import SPARSE, Learner, a_recipe, same, trained
+from tests.small_replicas import SPARSE, a_recipe, asynchronous_nodes, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
 BYTES = 14_784
@@ -34,16 +34,13 @@ def events(
     recipe = a_recipe(
         "star", codec, workers=3, steps=steps, sgd=True, local_steps=2, outer=OUTER, shares=(2, 1, 1), **data
     )
-    assert recipe.data is not None
-    parts, told = recipe.data.parts, training_of(recipe)
-    workers = [Rounds(told, number, Learner(parts, number), codec) for number in range(3)]
-    server, made = Server(told, Learner(parts, 0), [codec] * 3), list[Step]()
+    (server, workers), made = asynchronous_nodes(recipe), list[Step]()
 
     def watch(step: Step) -> bool:
         made.append(step)
         return len(made) < steps
 
-    run_rounds(told.job(), server, workers, LINKS, watch, local_ns=pace_ns)
+    run_rounds(training_of(recipe).job(), server, workers, LINKS, watch, local_ns=pace_ns)
     return Training(server, workers), made
 
 
@@ -86,7 +83,9 @@ def test_an_answer_without_a_number_is_refused() -> None:
         read_step(b"ab")
 
 
-def test_the_server_goes_on_without_a_worker_that_is_lost() -> None:
+def test_the_server_goes_on_until_all_workers_are_lost() -> None:
+    """That it answers who is left is in test_live.py."""
+
     def lost(worker: int) -> TransportError:
         error = TransportError("it is gone")
         error.peer = worker
@@ -96,13 +95,6 @@ def test_the_server_goes_on_without_a_worker_that_is_lost() -> None:
     assert server.send(None) == Begin("A", 0)
     assert server.send(None) == Collect((0, 1), at_least=2)
     assert server.throw(lost(0)) == Collect((1,), at_least=1)
-    message = Message(Key("gradient", 0, origin=1), b"", source=1)
-    assert server.send([message]) == Decode((message,))
-    assert server.send(["decoded"]) == Work("apply", Key("apply", 0), ["decoded"])
-    assert isinstance(server.send(None), Encode)
-    answer = server.send(message)
-    assert isinstance(answer, Send)
-    assert answer.peer == 1
     with pytest.raises(TransportError, match="all workers are lost; the last one: it is gone"):
         server.throw(lost(1))
 
@@ -110,16 +102,17 @@ def test_the_server_goes_on_without_a_worker_that_is_lost() -> None:
 def test_a_goodbye_ends_the_round_under_way_and_those_that_were_skipped_are_recorded_as_empty() -> None:
     recipe = a_recipe("star", workers=3, steps=4, sgd=True, local_steps=2, outer=OUTER, staleness=9,
                       arrivals={"buffer": 1}, evaluate_every=2)  # fmt: skip
-    told, recorded = training_of(recipe), [list[Recorded]() for _ in range(4)]
+    recorded = [list[Recorded]() for _ in range(4)]
     recorder = Recorder(lambda place, step: recorded[place].append(step), lambda key: Named("backward", key.step))
-    nodes = [*(Rounds(told, number, Learner((1,) * 3, number), "fp32") for number in range(3)),
-             Server(told, Learner((1,) * 3, 0), ["fp32"] * 3)]  # fmt: skip
-    job = told.job()
+    server, workers = asynchronous_nodes(recipe)
+    job = training_of(recipe).job()
 
     def cost(node: int, action: Action) -> int | None:
         return PACE_NS[node] if action[0] == "local step" else None
 
-    loop = Loop([job.program(place) for place in range(4)], nodes, cost=cost, links=LINKS, observers=[recorder])
+    loop = Loop(
+        [job.program(place) for place in range(4)], [*workers, server], cost=cost, links=LINKS, observers=[recorder]
+    )
     assert loop.run() == ["steps"] * 4
     for steps in recorded:
         assert [(step.step, step.phase) for step in steps] == [

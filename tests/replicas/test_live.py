@@ -164,6 +164,7 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
         ("star", 0, {}),
         ("all-to-all", (0, 2), {}),
         ("all-gather", (0, 2), {}),
+        ("all-reduce", (0, 2), {}),
         ("star", 3, {"deco": DecoSpec(every=50, noise="exp", noise_weight=1.0)}),
         ("star", 9, {"outer": OUTER, "arrivals": {"buffer": 2}}),
     ],
@@ -171,7 +172,8 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
 def test_who_asks_for_the_end_gets_it_soon_and_after_the_same_step_everywhere(
     exchange: Exchange, staleness: Any, more: dict[str, Any]
 ) -> None:
-    recipe = a_recipe(exchange, SPARSE, workers=2, staleness=staleness, steps=40, **more)
+    codec = "bf16" if exchange == "all-reduce" else SPARSE
+    recipe = a_recipe(exchange, codec, workers=2, staleness=staleness, steps=40, **more)
     live = over_loopback(recipe, asked_in=2)
     assert live.errors == [None] * recipe.nodes
     done = {len(node) for node in live.records}
@@ -237,7 +239,7 @@ def test_by_arrivals_it_goes_on_without_a_lost_worker() -> None:
     assert [len(record.received) for record in found.records[3] if record.phase == "train"] == [3, 3, 2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("exchange", ["star", "all-reduce"])
+@pytest.mark.parametrize("exchange", ["star", "all-reduce", "all-gather"])
 def test_a_lost_worker_ends_all_and_none_waits_for_ever(exchange: Exchange) -> None:
     found = over_loopback(a_recipe(exchange, workers=3, shares=(2, 1, 1), steps=6), lost=1)
     assert str(found.errors.pop(1)) == "it has had enough"

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,11 +31,11 @@ from testbed.profiles import LinkProfile
 from testbed.profiles.link_profile import Change, Pipe, Schedule
 from testbed.profiles.loss import Bernoulli
 from testbed.records import StepRecord
-from testbed.replicas.arrivals import Rounds, Server, training_of
+from testbed.replicas.arrivals import training_of
 from testbed.replicas.events import Formula, Step, run_rounds
 from testbed.spec import Exchange, Paced, Recipe
 from tests.over_loopback import jobs_over_loopback
-from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, live_cell, trained
+from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, asynchronous_nodes, live_cell, same, trained
 
 pytestmark = [pytest.mark.netem, pytest.mark.virtual_clock]
 
@@ -190,8 +189,7 @@ def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, in
     """The same in one process: arrivals, and the server's weights."""
     assert recipe.data is not None
     parts, link = recipe.data.parts, a_link()
-    workers = [Rounds(training_of(recipe), number, Learner(parts, number), SPARSE) for number in range(WORKERS)]
-    server = Server(training_of(recipe), Learner(parts, 0), [SPARSE] * WORKERS)
+    server, workers = asynchronous_nodes(recipe)
 
     def sent(sender: int, receiver: int, size: int, at_ns: int) -> int:
         return at_ns + 2 * DELAY_NS + wire_bytes(size, link) * 8 * 10**9 // RATE_BPS
@@ -211,10 +209,6 @@ def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, in
 
     run_rounds(training_of(recipe).job(), server, workers, Formula(sent), watch, local_ns=local_ns)
     return found, [parameter.detach() for parameter in server.replica.parameters]
-
-
-def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    return bool(ours) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def on_the_grid(ran: Ran) -> bool:
@@ -272,17 +266,6 @@ def test_asynchronous_rounds_go_on_while_a_link_is_down(tmp_path: Path) -> None:
     meanwhile = [sum(DOWN_S + 1 < at_s < UP_S for at_s in times) for times in by_worker]
     assert meanwhile[2] == 0 < min(meanwhile[:2])
     assert max(by_worker[2]) > UP_S
-
-
-def test_synchronous_steps_stop_with_a_crash_and_name_the_worker(tmp_path: Path) -> None:
-    ran = run(synchronous(), tmp_path / "it", crashes=True)
-    assert "server <-> worker 2" in ran.errors[SERVER]
-    assert all("<-> server" in error for error in ran.errors[:2])
-    assert len(ran.ends_s()) <= 2  # it had been heard in so many
-    ran = run(synchronous(exchange="all-gather"), tmp_path / "ring", crashes=True)
-    assert "worker 0 <-> worker 2" in ran.errors[0]  # which hears the last
-    assert ran.errors[1]
-    assert len(ran.ends_s(0)) <= 2
 
 
 @pytest.mark.parametrize(("exchange", "codec", "staleness"), [("all-reduce", "bf16", 0), ("all-gather", SPARSE, 2)])
