@@ -338,20 +338,26 @@ class Measurement(Frozen):
     """One quantity of one link, asked against found."""
 
     link: str
+    """node-0 in a star, boundary-0 in a line."""
     direction: EitherOrBoth
+    """up, down or both."""
     quantity: Quantity
+    """What was measured."""
     detail: str
     """For example the message size."""
     unit: str
+    """Of the next four numbers."""
     expected: float | None
     """None where nothing was asked (an unshaped link): then the number found is information, not a verdict."""
     measured: float | None
+    """None where that was impossible."""
     tolerance: float | None
     """Largest |measured - expected| of a link that is exact as far as the probe can tell, in the unit; None where the
     number is information."""
     chance: float = 0.0
     """The part of it that chance and whole packets explain: a deviation within it says nothing."""
     samples: int
+    """Number of observations."""
     fault: bool = False
     """There is no number, or the link does what no link of that profile does (drops nothing when it is full)."""
     bound: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -26,6 +25,7 @@ from testbed.commands.console import (
     one_of,
     out,
     say,
+    typed,
 )
 from testbed.errors import CapabilityError, StageError, TestbedError, UserError
 from testbed.records import Calibration
@@ -157,10 +157,6 @@ def run(
     _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again=True, report=False)
 
 
-def _typed() -> str:
-    return shlex.join(["python", "-m", "testbed", *sys.argv[1:]])
-
-
 def _quoted(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
@@ -240,7 +236,7 @@ def _sweep(
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         say(f"{finished} of {len(agenda.cells)} cells are finished already")
     if not (choice.cells and (folder / "sweep.json").exists()):
-        stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
+        stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, typed(*sys.argv[1:])))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
     made = collect.latest(folder, [cell.id for cell in agenda.cells])
     out.print(tables.terminal_table(made))
