@@ -19,8 +19,10 @@ class DeviceRow(NamedTuple):
 
     received_bytes: int
     received_packets: int
+    received_dropped: int
     sent_bytes: int
     sent_packets: int
+    sent_dropped: int
 
 
 def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
@@ -28,9 +30,9 @@ def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
     rows = {}
     for line in table.split(b"\n")[2:]:
         name, _, fields = line.partition(b":")
-        if fields:  # bytes, packets, errors ...
+        if fields:  # bytes, packets, errors, dropped ...
             numbers = [int(field) for field in fields.split()]
-            rows[name.strip().decode()] = DeviceRow(*(numbers[i] for i in (0, 1, 8, 9)))
+            rows[name.strip().decode()] = DeviceRow(*(numbers[i] for i in (0, 1, 3, 8, 9, 11)))
     return rows
 
 

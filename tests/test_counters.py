@@ -29,8 +29,8 @@ def test_the_table_is_read_by_its_columns(devices: dict[str, list[int]]) -> None
     assert set(rows) == set(devices)
     for name, counts in devices.items():
         row = rows[name]
-        assert (row.received_bytes, row.received_packets) == (counts[0], counts[1])
-        assert (row.sent_bytes, row.sent_packets) == (counts[8], counts[9])
+        assert (row.received_bytes, row.received_packets, row.received_dropped) == (counts[0], counts[1], counts[3])
+        assert (row.sent_bytes, row.sent_packets, row.sent_dropped) == (counts[8], counts[9], counts[11])
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
