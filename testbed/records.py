@@ -21,10 +21,6 @@ done with one step's messages or aggregate, that is wait, decode, and sum or upd
 """
 
 
-def _is_empty(value: object) -> bool:
-    return value == ()
-
-
 # ------------------------------------------------------------------ steps-<stage>.jsonl
 class ActionRecord(Frozen):
     """One action of the schedule at one stage, in the order: wait, decode, compute, encode."""
@@ -155,7 +151,7 @@ class StepRecord(Frozen):
     actions: tuple[ActionRecord, ...]
     sent: tuple[SentRecord, ...]
     received: tuple[ReceivedRecord, ...]
-    decided: tuple[DecidedRecord, ...] = Field(default=(), exclude_if=_is_empty)
+    decided: tuple[DecidedRecord, ...] = Field(default=(), exclude_if=lambda value: value == ())
     counters: CountersRecord | None
     """At the end of the step; None where the machine has no such device (a run without a lab)."""
     sockets: tuple[SocketRecord, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -146,7 +147,8 @@ def run(
         "workload.model": model,
         "workload.text": text,
     }
-    chosen_flags = [f"{name}={_quoted(value)}" for name, value in flags.items() if value is not None]
+    said = ((name, json.dumps(value, ensure_ascii=False)) for name, value in flags.items() if value is not None)
+    chosen_flags = [f"{name}={value}" for name, value in said]
     loaded = planning.load_experiment(experiment)
     axes = {"codec": [codec], "profile": [profile.split("+") if "+" in profile else profile]}
     alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
@@ -155,10 +157,6 @@ def run(
     alone["live_checks"] = 0
     choice = planning.Choice(quick, _with_timing(timing, [*chosen_flags, *overrides]))
     _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again=True, report=False)
-
-
-def _quoted(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def sweep(
