@@ -16,7 +16,7 @@ from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.play.replica_steps import replica_step
 from testbed.play.replicas import node_times, worker_coding_ns
-from testbed.records import Calibration, StepRecord, Summary
+from testbed.records import Calibration, StepRecord
 from testbed.results import Run
 from tests.commands import Command
 from tests.known import known
@@ -79,10 +79,6 @@ def steps_of(run: Run) -> list[list[StepRecord]]:
     return [run.steps(node) for node in range(run.cell.nodes)]
 
 
-def summary_of(run: Run) -> Summary:
-    return known(run.summary)
-
-
 def losses_of(run: Run) -> list[float | None]:
     return [step.loss for step in align(steps_of(run))]
 
@@ -91,9 +87,9 @@ def losses_of(run: Run) -> list[float | None]:
 def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> None:
     ring = {"exchange": 'exchange = "all-reduce"', "codec": "bf16"}
     played, live = swept(tmp_path, "played", "live", steps=8, profile="link(20Mbit, 20ms)", **ring)
-    summary = summary_of(played)
+    summary = known(played.summary)
     assert losses_of(live) == losses_of(played)
-    assert summary_of(live).step_s == pytest.approx(summary.step_s, rel=0.01)
+    assert known(live.summary).step_s == pytest.approx(summary.step_s, rel=0.01)
     for records in steps_of(live):  # what its sockets say to have sent is what its interface counted
         last = records[-1]
         sent = sum(socket.bytes_sent + HEADER_BYTES * socket.segments_out for socket in last.sockets)
@@ -131,7 +127,7 @@ def test_codecs_cost_live_what_they_cost_played(cost: str, exchange: str, comput
         assert any(decodes_ns for _, _, _, decodes_ns in took[0]) == (node < 2)
     whole_s = [sum(step.seconds for step in align(steps_of(run))) for run in (played, live)]
     assert whole_s[1] == pytest.approx(whole_s[0], rel=0.03)
-    assert summary_of(live).efficiency is not None
+    assert known(live.summary).efficiency is not None
 
 
 @pytest.mark.clock_kernel
@@ -142,9 +138,9 @@ def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tm
     (again,) = swept(tmp_path / "again", "played", **means)
     assert losses_of(live) == losses_of(played)
     assert (again.cell, again.summary) == (played.cell, played.summary)
-    accuracy = known(summary_of(played).validation_accuracy)
+    accuracy = known(known(played.summary).validation_accuracy)
     assert 0 < accuracy < 1
-    assert summary_of(live).validation_accuracy == accuracy
+    assert known(live.summary).validation_accuracy == accuracy
     frame = testbed.load(tmp_path / "first" / "results" / "first")
     assert set(frame.validation_accuracy) == {accuracy}
     page = (tmp_path / "first" / "results" / "first" / "report.html").read_text(encoding="utf8")
@@ -166,7 +162,7 @@ def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
             assert action.computed_ns - action.decoded_ns == works_ns
             assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else decode_ns)
             assert action.encoded_ns - action.computed_ns == (encode_ns if action.kind == "L" else 0)
-    summary = summary_of(run)
+    summary = known(run.summary)
     assert known(summary.split).codec_s > 0
     judged = known(replica_step(run.cell, steps_of(run), 0))
     assert known(run.certificates.before).step == judged.said
