@@ -24,15 +24,14 @@ from tests import forked
 from tests.forked import Program, Started
 from tests.known import known
 
+STATED_COMPUTE = ("compute.mode=paced", "compute.forward=2ms", "compute.backward=4ms")
+"""Stated, so that nothing is calibrated."""
 SMALL = [
     "workload.model=gpt2-nano",
     "workload.sequence_length=32",
     "workload.batch_size=8",
     "workload.validation_batches=1",
-    # Stated, so that nothing is calibrated.
-    "compute.mode=paced",
-    "compute.forward=2ms",
-    "compute.backward=4ms",
+    *STATED_COMPUTE,
 ]
 
 EXPERIMENT = """
@@ -76,7 +75,7 @@ def sets(*fields: str) -> list[str]:
     return [part for field in fields for part in ("--set", field)]
 
 
-STATED = ["--no-report", "--live-checks", "0", *sets("codec_cost=zero", *SMALL[-3:])]
+STATED = ["--no-report", "--live-checks", "0", *sets("codec_cost=zero", *STATED_COMPUTE)]
 """Flags of a played sweep whose durations do not matter: nothing is calibrated, nothing run live beside it, and no
 report drawn."""
 
