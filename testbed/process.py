@@ -190,18 +190,9 @@ class Child(Closing):
         return failed(attempt or self._attempt, self._failure, self._process.returncode, self._words)
 
 
-def ask(
-    module: str,
-    request: Mapping[str, Any],
-    *,
-    attempt: str,
-    failure: type[TestbedError],
-    timeout_s: float | None = None,
-    fds: Sequence[int] = (),
-    **options: Any,
-) -> Any:
-    """Run a program for its one answer. See `Child`."""
-    with Child(module, request, attempt=attempt, failure=failure, fds=fds, **options) as child:
+def ask(module: str, request: Mapping[str, Any], *, timeout_s: float | None = None, **options: Any) -> Any:
+    """Run a program for its one answer; `options` are those of a `Child`."""
+    with Child(module, request, **options) as child:
         return child.last_answer(timeout_s)
 
 

@@ -21,10 +21,6 @@ done with one step's messages or aggregate, that is wait, decode, and sum or upd
 """
 
 
-def _is_empty(value: object) -> bool:
-    return value == ()
-
-
 # ------------------------------------------------------------------ steps-<stage>.jsonl
 class ActionRecord(Frozen):
     """One action of the schedule at one stage, in the order: wait, decode, compute, encode."""
@@ -155,7 +151,7 @@ class StepRecord(Frozen):
     actions: tuple[ActionRecord, ...]
     sent: tuple[SentRecord, ...]
     received: tuple[ReceivedRecord, ...]
-    decided: tuple[DecidedRecord, ...] = Field(default=(), exclude_if=_is_empty)
+    decided: tuple[DecidedRecord, ...] = Field(default=(), exclude_if=lambda value: value == ())
     counters: CountersRecord | None
     """At the end of the step; None where the machine has no such device (a run without a lab)."""
     sockets: tuple[SocketRecord, ...]
@@ -338,20 +334,26 @@ class Measurement(Frozen):
     """One quantity of one link, asked against found."""
 
     link: str
+    """node-0 in a star, boundary-0 in a line."""
     direction: EitherOrBoth
+    """up, down or both."""
     quantity: Quantity
+    """What was measured."""
     detail: str
     """For example the message size."""
     unit: str
+    """Of the next four numbers."""
     expected: float | None
     """None where nothing was asked (an unshaped link): then the number found is information, not a verdict."""
     measured: float | None
+    """None where that was impossible."""
     tolerance: float | None
     """Largest |measured - expected| of a link that is exact as far as the probe can tell, in the unit; None where the
     number is information."""
     chance: float = 0.0
     """The part of it that chance and whole packets explain: a deviation within it says nothing."""
     samples: int
+    """Number of observations."""
     fault: bool = False
     """There is no number, or the link does what no link of that profile does (drops nothing when it is full)."""
     bound: float | None = None

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, RootModel, ValidationError, model_validator
 
 from testbed import paths
 from testbed.errors import ResultsError, SpecError, UserError
@@ -270,6 +270,10 @@ def last_sweep(experiment: Path) -> SweepRecord:
     return SweepRecord(question="", command="", cells=tuple(cells))
 
 
+class Environment(RootModel[dict[str, Any]]):
+    """environment.json: see `sweep.environment`."""
+
+
 class Run(NamedTuple):
     """One run's folder; files are read when asked for."""
 
@@ -292,15 +296,7 @@ class Run(NamedTuple):
     def environment(self) -> dict[str, Any]:
         """environment.json: the machine; empty where there is none. ResultsError when it cannot be read."""
         path = self.folder / "environment.json"
-        if not path.exists():
-            return {}
-        try:
-            environment = json.loads(path.read_text(encoding="utf8"))
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"cannot read {path}: {error}") from None
-        if not isinstance(environment, dict):
-            raise ResultsError(f"{path} does not hold a table of names and values")
-        return environment
+        return read_json(path, Environment).root if path.exists() else {}
 
     @property
     def certificates(self) -> RunCertificates:

@@ -189,10 +189,6 @@ def _listed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
-def _is_adamw(value: object) -> bool:
-    return value == "adamw"
-
-
 class OuterSpec(Frozen):
     """SGD on what the workers' local steps have changed (DiLoCo, arXiv 2311.08105)."""
 
@@ -384,7 +380,7 @@ JobTable = Annotated[SerializeAsAny[Parallelism] | None, BeforeValidator(_known_
 class OptimiserSpec(Frozen):
     """AdamW, or SGD."""
 
-    algorithm: Literal["adamw", "sgd"] = Field(default="adamw", exclude_if=_is_adamw)
+    algorithm: Literal["adamw", "sgd"] = Field(default="adamw", exclude_if=lambda value: value == "adamw")
     """sgd: `beta1` is its momentum, and `beta2` is 0."""
     learning_rate: float = Field(gt=0)
     weight_decay: float = Field(ge=0)

@@ -49,9 +49,17 @@ class _Unit(NamedTuple):
         """Write a value in the largest decimal unit that it reaches, with as many digits as it needs: `parse` reads it
         back exactly.
         """
+        unit = self._reached(value)
+        return f"{(Decimal(value) / self.sizes[unit]).normalize():f}{unit}"
+
+    def format(self, value: float) -> str:
+        """Write a value for people: four digits, in the largest decimal unit that it reaches."""
+        unit = self._reached(abs(value))
+        return f"{value / self.sizes[unit]:.4g} {unit}{'/s' if self.fold else ''}"
+
+    def _reached(self, value: float) -> str:
         units = {unit: size for unit, size in self.sizes.items() if not unit.endswith("iB")}  # powers of ten end
-        unit = max((u for u in units if units[u] <= value), key=units.__getitem__, default=next(iter(units)))
-        return f"{(Decimal(value) / units[unit]).normalize():f}{unit}"
+        return max((u for u in units if units[u] <= value), key=units.__getitem__, default=next(iter(units)))
 
 
 _RATE = _Unit("rate", "80Mbit", {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}, fold=True)
@@ -61,14 +69,14 @@ _SIZE = _Unit("size", "256kB", {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, *
 _FLOPS = _Unit("speed", "8.1TFLOP/s", {"FLOP/s": 1, "MFLOP/s": 10**6, "GFLOP/s": 10**9, "TFLOP/s": 10**12})
 _BANDWIDTH = _Unit("bandwidth", "320GB/s", {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9})
 
-parse_rate, write_rate = _RATE.parse, _RATE.write
-"""`80Mbit`, `1.5Mbit/s`, `9600bit`, as bits per second."""
-parse_time, write_time = _TIME.parse, _TIME.write
-"""`25ms`, `0.5us`, `2s`, as nanoseconds."""
-parse_size, write_size = _SIZE.parse, _SIZE.write
-"""`256kB`, `64KiB`, `1500B`, as bytes. Case matters: `kb` could mean bits."""
-parse_flops, write_flops = _FLOPS.parse, _FLOPS.write
-"""`8.1TFLOP/s`, as floating point operations per second."""
+parse_rate, write_rate, format_rate = _RATE.parse, _RATE.write, _RATE.format
+"""`80Mbit`, `1.5Mbit/s`, `9600bit`, as bits per second; for people `80 Mbit/s`."""
+parse_time, write_time, format_time = _TIME.parse, _TIME.write, _TIME.format
+"""`25ms`, `0.5us`, `2s`, as nanoseconds; for people `25 ms`."""
+parse_size, write_size, format_size = _SIZE.parse, _SIZE.write, _SIZE.format
+"""`256kB`, `64KiB`, `1500B`, as bytes; for people `262.1 kB`. Case matters: `kb` could mean bits."""
+parse_flops, write_flops, format_flops = _FLOPS.parse, _FLOPS.write, _FLOPS.format
+"""`8.1TFLOP/s`, as floating point operations per second; for people `8.1 TFLOP/s`."""
 parse_bandwidth, write_bandwidth = _BANDWIDTH.parse, _BANDWIDTH.write
 """`320GB/s`, as bytes per second."""
 
@@ -85,33 +93,6 @@ def parse_fraction(text: object) -> float:
 def write_fraction(share: float) -> str:
     """Write 0.001 -> '0.1%'; `parse_fraction` reads it back exactly, to the last bit of the float."""
     return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"
-
-
-def _format(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    for size, unit in steps:
-        if abs(value) >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value:.4g} {steps[-1][1]}" if value else f"0 {steps[-1][1]}"
-
-
-def format_rate(bps: float) -> str:
-    """Write 80_000_000 -> '80 Mbit/s' for people."""
-    return _format(bps, ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1, "bit/s")))
-
-
-def format_time(ns: float) -> str:
-    """Write 25_000_000 -> '25 ms' for people."""
-    return _format(ns, ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")))
-
-
-def format_size(count: float) -> str:
-    """Write 262144 -> '262.1 kB' (decimal) for people."""
-    return _format(count, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))
-
-
-def format_flops(per_second: float) -> str:
-    """Write 8_100_000_000_000 -> '8.1 TFLOP/s' for people."""
-    return _format(per_second, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1, "FLOP/s")))
 
 
 def format_duration(seconds: float) -> str:

@@ -22,16 +22,16 @@ from testbed.results import Run
 from testbed.vm.guest import GUEST_VARIABLE
 from tests import forked
 from tests.forked import Program, Started
+from tests.known import known
 
+STATED_COMPUTE = ("compute.mode=paced", "compute.forward=2ms", "compute.backward=4ms")
+"""Stated, so that nothing is calibrated."""
 SMALL = [
     "workload.model=gpt2-nano",
     "workload.sequence_length=32",
     "workload.batch_size=8",
     "workload.validation_batches=1",
-    # Stated, so that nothing is calibrated.
-    "compute.mode=paced",
-    "compute.forward=2ms",
-    "compute.backward=4ms",
+    *STATED_COMPUTE,
 ]
 
 EXPERIMENT = """
@@ -52,31 +52,30 @@ training = {{ steps = 12, warmup_steps = 1, seed = 0, evaluate_every = 6 }}
 """
 """A small sweep, to be filled in. gpt2-nano, 12 steps, 3 stages."""
 
-PLAYED_EXPERIMENT = """
-question = "Is it played?"
-engine = "auto"
-live_checks = 0
-[cell]
-topology = "star"
-codec_cost = "zero"
-compute = { mode = "paced", forward = "20ms", backward = "40ms" }
-workload = { model = "gpt2-nano", text = "bundled", sequence_length = 32, batch_size = 8, validation_batches = 1 }
-pipeline = { stages = 2, microbatches = 2, schedule = "1f1b", in_flight = 2 }
-optimiser = { learning_rate = 1e-3, weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999, clip_norm = 1.0 }
-training = { steps = 3, warmup_steps = 1, seed = 0, evaluate_every = 3 }
-[axes]
-profile = ["datacenter", "consumer-80mbps"]
-codec = ["fp32"]
-"""
-"""A small sweep that is played: two networks, 3 steps, durations that are stated."""
-
 PACED = '{ mode = "paced", forward = "2ms", backward = "4ms" }'
 """Stated durations, so that nothing is calibrated."""
 
-STATED = [
-    *("--no-report", "--live-checks", "0", "--set", "codec_cost=zero"),
-    *("--set", "compute.mode=paced", "--set", "compute.forward=2ms", "--set", "compute.backward=4ms"),
-]
+PLAYED_EXPERIMENT = EXPERIMENT.format(
+    head="live_checks = 0",
+    compute='{ mode = "paced", forward = "20ms", backward = "40ms" }',
+    axes="""
+profile = ["datacenter", "consumer-80mbps"]
+codec = ["fp32"]
+timing = ["played"]
+codec_cost = ["zero"]
+"pipeline.stages" = [2]
+"training.steps" = [3]
+""",
+)
+"""A small sweep that is played: two networks, 3 steps, durations that are stated."""
+
+
+def sets(*fields: str) -> list[str]:
+    """Return the flags that state these fields."""
+    return [part for field in fields for part in ("--set", field)]
+
+
+STATED = ["--no-report", "--live-checks", "0", *sets("codec_cost=zero", *STATED_COMPUTE)]
 """Flags of a played sweep whose durations do not matter: nothing is calibrated, nothing run live beside it, and no
 report drawn."""
 
@@ -123,12 +122,8 @@ class Command:
         assert outside() == before
 
     def cell(self, *fields: str, steps: int, codec: str = "fp32", profile: str = "datacenter") -> list[str]:
-        sets = [
-            part
-            for field in (*SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
-            for part in ("--set", field)
-        ]
-        return ["run", "--timing", "live", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
+        stated = sets(*SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
+        return ["run", "--timing", "live", "--engine", self.engine, "--codec", codec, "--profile", profile, *stated]
 
     def finish(
         self, *arguments: str, status: int = 0, before: Sequence[str] = (), within_s: float = 280, **environment: str
@@ -154,7 +149,7 @@ class Command:
             try:
                 marked = self.mark.encode() in (process / "environ").read_bytes()
                 if marked or (process / "cwd").readlink().is_relative_to(self.folder):
-                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(process.name)] = forked.command_line(int(process.name))
             except OSError:
                 continue
         return found
@@ -164,9 +159,12 @@ class Command:
 
     def last(self) -> tuple[Run, Summary]:
         run = self.runs()[-1]
-        summary = run.summary
-        assert summary is not None
-        return run, summary
+        return run, known(run.summary)
+
+
+def run_testbed(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m testbed ...` in a folder to its end."""
+    return forked.run(["-m", "testbed", *arguments], cwd=folder, env={**os.environ, **environment})
 
 
 def program(path: Path, *arguments: str) -> str:
@@ -195,11 +193,9 @@ def draw(experiment: Path, home: Path, output: Path) -> str:
 
 def wire_is_explained(summary: Summary) -> bool:
     """Whether what crossed the wire is payload, headers and what was sent again, within 1 %."""
-    payload, headers = summary.payload_bytes_per_step, summary.header_bytes_per_step
-    assert payload is not None
-    assert headers is not None
-    known = payload + headers + (summary.retransmitted_bytes_per_step or 0)
-    return summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
+    payload, headers = known(summary.payload_bytes_per_step), known(summary.header_bytes_per_step)
+    explained = payload + headers + (summary.retransmitted_bytes_per_step or 0)
+    return summary.wire_bytes_per_step == pytest.approx(explained, rel=1e-2)
 
 
 def losses(run: Run) -> list[float | None]:

@@ -270,14 +270,8 @@ def _nothing_left_behind() -> Iterator[None]:
     deadline = time.monotonic() + 20
     while (left := _children() - before) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not left, f"processes left behind: {[(pid, _command(pid)) for pid in left]}"
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return "gone"
+    running = {pid: forked.command_line(pid) for pid in left if forked.is_running(pid)}
+    assert not left, f"processes left behind: {left}, of which run: {running}"
 
 
 @pytest.fixture

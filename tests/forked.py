@@ -91,6 +91,11 @@ def run(
     return subprocess.CompletedProcess([*arguments], program.returncode, output, errors)
 
 
+def command_line(pid: int) -> str:
+    """Return what a process was started with. OSError where it is gone."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
 def is_running(pid: int) -> bool:
     """Say whether a process is there, and not only its last status."""
     try:

@@ -14,24 +14,20 @@ from testbed import profiles
 from testbed.cli import app
 from testbed.codecs.catalogue.table import CODECS
 from testbed.commands.lab import readiness
-from tests import forked
-
-
-def _testbed(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return forked.run(["-m", "testbed", *arguments], cwd=folder, env={**os.environ, **environment})
+from tests.commands import run_testbed
 
 
 def _refused(folder: Path, *arguments: str, **environment: str) -> str:
-    done = _testbed(*arguments, folder=folder, **environment)
+    done = run_testbed(*arguments, folder=folder, **environment)
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
     return done.stderr
 
 
 def test_lists_are_complete(tmp_path: Path) -> None:
-    listed = _testbed("profiles", folder=tmp_path).stdout
+    listed = run_testbed("profiles", folder=tmp_path).stdout
     assert all(name in listed for name in profiles.profile_files())
-    listed = _testbed("codecs", folder=tmp_path).stdout
+    listed = run_testbed("codecs", folder=tmp_path).stdout
     assert all(name in listed for name in CODECS)
     rows = {line.split()[0]: line for line in listed.splitlines() if line}
     for name, row in CODECS.items():  # one line each, whole, however long its formula is
@@ -55,22 +51,6 @@ def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> 
     assert "did you mean 'cable'?" in _refused(tmp_path, "link", "cabel")
     assert "did you mean 'relay'?" in _refused(tmp_path, "plan", "--engine", "rely")
     assert "did you mean 'default'?" in _refused(tmp_path, "plan", "defautl")
-
-
-@pytest.mark.root
-def test_a_bad_field_names_the_field(tmp_path: Path) -> None:
-    assert "did you mean 'training.steps'?" in _refused(
-        tmp_path, "run", "--engine", "relay", "--set", "training.setps=3"
-    )
-    assert "did you mean 'int8'?" in _refused(tmp_path, "run", "--engine", "relay", "--codec", "int9")
-    assert "no file 'nowhere.txt'" in _refused(tmp_path, "run", "--engine", "relay", "--text", "nowhere.txt")
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.root
-def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf8")
-    assert "choose another with --results" in _refused(tmp_path, "run", "--engine", "relay", "--results", "file/deeper")
 
 
 def test_what_is_not_there_yet_is_said_with_how_to_get_it(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from testbed.errors import StageError
 from testbed.pipeline.control import host_environment
 from testbed.process import ROOT, start_program
 from tests.forked import is_gone
+from tests.known import known
 
 pytestmark = pytest.mark.slow  # the server loads torch
 
@@ -136,8 +137,7 @@ def test_it_can_be_waited_for_and_killed(errors: Any) -> None:
 
 def test_where_the_server_is_killed_so_is_the_program_and_the_next_has_another(errors: Any) -> None:
     process = start(errors, "ends", "time.sleep(600)")
-    first = forks.server()
-    assert first is not None
+    first = known(forks.server())
     os.kill(first, signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
     assert is_gone(process.pid)
@@ -174,8 +174,7 @@ time.sleep(float(sys.argv[2]))
 def test_nothing_outlives_who_started_it(killed: bool) -> None:
     command = [sys.executable, "-c", CONTROLLER, "time.sleep(600)", "600" if killed else "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as controller:
-        assert controller.stdout is not None
-        pids = [int(word) for word in controller.stdout.readline().split()]
+        pids = [int(word) for word in known(controller.stdout).readline().split()]
         if killed:
             controller.kill()
     assert all(map(is_gone, pids))

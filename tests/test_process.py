@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from testbed import process
 from testbed.errors import CapabilityError, LabError, SpecError, StageError, TestbedError
 from testbed.process import READABLE, ROOT, Child, run_program
 from tests.forked import is_gone, is_running
+from tests.known import known
 
 PROGRAM = "tests.child_program"
 
@@ -28,19 +29,11 @@ def child(do: str, failure: type[TestbedError] = LabError, **request: Any) -> Ch
 def test_a_child_answers_in_turn_whatever_it_prints_and_ends_with_its_input() -> None:
     before = set(Path("/proc/self/fd").iterdir())
     with child("answer", numbers=[1, 2.5], text="ü") as asked:
-        first = asked.answer()
-        assert first | {"pid": 0} == {
-            "do": "answer",
-            "numbers": [1, 2.5],
-            "text": "ü",
-            "pid": 0,
-            "arguments": [],
-            "folder": str(ROOT),
-        }
-        assert first["pid"] == asked.pid
+        surroundings = {"pid": asked.pid, "arguments": [], "folder": str(ROOT)}
+        assert asked.answer() == {"do": "answer", "numbers": [1, 2.5], "text": "ü", **surroundings}
         assert asked.ask({"more": True}, "try more") == '{"more":true}'
         assert asked.last_answer(30) == "the last answer"
-    assert not is_running(first["pid"])
+    assert not is_running(asked.pid)
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
@@ -63,7 +56,7 @@ def test_what_a_child_writes_to_standard_error_never_halts_it() -> None:
         (
             "crash",
             StageError,
-            r"^cannot try it: its process ended with status 1: Traceback[\s\S]*RuntimeError: a reason$",
+            r"(?s)^cannot try it: its process .* 1: Traceback.*RuntimeError: a reason$",
         ),
         ("die", StageError, r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"),
         ("stop short", StageError, r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"),
@@ -112,15 +105,31 @@ def test_a_child_that_does_not_end_with_its_input_is_killed_when_it_is_closed() 
     assert not is_running(asked.pid)
 
 
-def test_a_child_dies_with_a_killed_parent() -> None:
-    code = "import time; from testbed.process import *; from testbed.errors import LabError\n"
-    code += f"asked = Child({PROGRAM!r}, {{'do': 'sleep'}}, attempt='sleep', failure=LabError)\n"
-    code += "print(asked.pid, asked.answer(), flush=True); time.sleep(60)"
+A_CHILD = f"""
+import time
+from testbed.errors import LabError
+from testbed.process import Child
+asked = Child({PROGRAM!r}, {{"do": "sleep"}}, attempt="sleep", failure=LabError)
+print(asked.pid, asked.answer(), flush=True)
+time.sleep(60)
+"""
+A_CODEC = """
+import os, time
+from testbed.codecs.check.apart import in_child
+def work():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+in_child(work)
+"""
+"""It may never end: the kit's time limit dies with the kit."""
+
+
+@pytest.mark.parametrize("code", [A_CHILD, A_CODEC], ids=["a child", "a fork that tries a codec"])
+def test_what_was_started_dies_with_a_killed_parent(code: str) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline().split()[0])
+        pid = int(known(parent.stdout).readline().split()[0])
         parent.kill()
-    assert is_gone(pid)
+    assert is_gone(pid, 5)
 
 
 def test_a_program_whose_parent_is_gone_does_not_begin() -> None:
@@ -144,58 +153,23 @@ def test_a_program_is_run_with_its_arguments_and_its_lines_are_returned(tmp_path
 
 
 def test_children_are_started_from_the_main_thread_with_which_they_die() -> None:
-    errors: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            child("answer").close()
-        except AssertionError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    assert len(errors) == 1
+    with ThreadPoolExecutor() as another, pytest.raises(AssertionError):
+        another.submit(child, "answer").result()
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "says"),
     [
-        (
-            PermissionError(13, "Permission denied"),
-            f"cannot try it: cannot start {sys.executable}: Permission denied; {READABLE}",
-        ),
-        (
-            OSError(12, "Cannot allocate memory"),
-            f"cannot try it: cannot start {sys.executable}: Cannot allocate memory",
-        ),
+        (PermissionError(13, "Permission denied"), f"Permission denied; {READABLE}"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
     ],
 )
-def test_a_program_that_cannot_be_started_says_why_and_what_to_do(error: OSError, message: str) -> None:
+def test_a_program_that_cannot_be_started_says_why_and_what_to_do(error: OSError, says: str) -> None:
     def refuse(*_: object, **__: object) -> subprocess.Popen[bytes]:
         raise error
 
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(CapabilityError) as raised:
         Child(PROGRAM, {}, attempt="try it", failure=LabError, popen=refuse)
-    assert str(raised.value) == message
+    assert str(raised.value) == f"cannot try it: cannot start {sys.executable}: {says}"
     assert set(Path("/proc/self/fd").iterdir()) == before
-
-
-def test_a_fork_that_tries_a_codec_dies_with_a_killed_parent(tmp_path: Path) -> None:
-    """A stranger's codec may never end; the kit's time limit dies with the kit."""
-    file = tmp_path / "pid"
-    code = "import os, pathlib; from testbed.codecs.check.apart import in_child\n"
-    code += f"def work():\n    pathlib.Path({str(file)!r}).write_text(str(os.getpid()) + ' ')\n    while True: pass\n"
-    code += "in_child(work)"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
-        deadline = time.monotonic() + 60
-        while not (file.exists() and file.read_text().endswith(" ")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        parent.kill()
-    pid = int(file.read_text())
-    try:
-        assert is_gone(pid, 5)
-    finally:
-        if is_running(pid):
-            os.kill(pid, signal.SIGKILL)

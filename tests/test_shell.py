@@ -13,21 +13,10 @@ from pathlib import Path
 import pytest
 
 from testbed.net import directory
+from tests.commands import run_testbed
+from tests.known import known
 
 pytestmark = pytest.mark.root
-
-
-def _testbed(*arguments: str, stdin: str = "", folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "testbed", *arguments],
-        cwd=folder,
-        env={**os.environ, **environment},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +32,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[s
         # A shell that starts something in the background lets it ignore SIGINT, which would reach this one too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdout is not None
     seen = []
-    for line in process.stdout:
+    for line in known(process.stdout):
         seen.append(line)
         if "open a shell" in line:
             break
@@ -62,7 +50,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[s
 def _shell(
     lab: subprocess.Popen[str], folder: Path, *arguments: str, **options: str
 ) -> subprocess.CompletedProcess[str]:
-    return _testbed("shell", "--pid", str(lab.pid), *arguments, folder=folder, **options)
+    return run_testbed("shell", "--pid", str(lab.pid), *arguments, folder=folder, **options)
 
 
 def test_without_a_node_the_labs_are_listed(lab: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -79,48 +67,35 @@ def test_a_command_runs_inside_and_its_exit_status_is_kept(lab: subprocess.Popen
 
 
 def test_a_shell_is_the_user_s_own(lab: subprocess.Popen[str], tmp_path: Path) -> None:
-    done = _shell(lab, tmp_path, "node-0", stdin="ip -brief address; exit 3\n", SHELL="/bin/sh")
+    (own := tmp_path / "shell").write_text("#!/bin/sh\nip -brief address; exit 3\n", encoding="utf8")
+    own.chmod(0o755)
+    done = _shell(lab, tmp_path, "node-0", SHELL=str(own))
     assert "10.77.1.2" in done.stdout
     assert done.returncode == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nod-1", "--", "true"), "did you mean 'node-1'?"),
-        (("node-0", "--", "no-such-program"), "cannot run 'no-such-program'"),
-    ],
-)
-def test_a_slip_is_answered_with_what_there_is(
-    lab: subprocess.Popen[str], tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
-    done = _shell(lab, tmp_path, *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-
-
-def test_where_no_lab_runs_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_no_lab_runs_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from testbed.commands import lab as commands
     from testbed.errors import UserError
 
     monkeypatch.setattr(directory, "running_labs", list)
     with pytest.raises(UserError, match="start one with: python -m testbed lab cable"):
         commands.shell()
-    done = _testbed("shell", "--pid", "1", "node-0", folder=tmp_path)
-    assert done.returncode == 2
-    assert "no lab" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("words", "message"),
     [
-        (("cable", "--topology", "ring"), "topology 'ring'"),
-        (("cable", "--nodes", "0"), "nodes"),
-        (("cabel",), "did you mean 'cable'?"),
+        ("shell --pid {pid} nod-1 -- true", "did you mean 'node-1'?"),
+        ("shell --pid {pid} node-0 -- no-such-program", "cannot run 'no-such-program'"),
+        ("shell --pid 1 node-0", "no lab"),
+        ("lab cable --topology ring --engine relay", "topology 'ring'"),
+        ("lab cable --nodes 0 --engine relay", "nodes"),
+        ("lab cabel --engine relay", "did you mean 'cable'?"),
     ],
 )
-def test_a_lab_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    done = _testbed("lab", *arguments, "--engine", "relay", folder=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+def test_a_slip_is_answered_in_a_sentence(lab: subprocess.Popen[str], tmp_path: Path, words: str, message: str) -> None:
+    done = run_testbed(*words.format(pid=lab.pid).split(), folder=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 2, done
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

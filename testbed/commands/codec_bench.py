@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from testbed import paths, results
 from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
-from testbed.commands.console import out, table
+from testbed.commands.console import out, print_table
 from testbed.errors import StageError
 from testbed.process import run_program
 from testbed.workloads import checkpoints
@@ -71,10 +71,8 @@ def codecs(
 def _print(benchmark: CodecBenchmark) -> None:
     from testbed.report import codec_costs
 
-    rows = table(*codec_costs.HEADINGS, right=codec_costs.NUMBERS)
-    for row in codec_costs.cost_rows(benchmark):
-        rows.add_row(*map(escape, row))
-    out.print(rows)
+    rows = [list(map(escape, row)) for row in codec_costs.cost_rows(benchmark)]
+    print_table(codec_costs.HEADINGS, rows, right=codec_costs.NUMBERS)
     for name, reason in benchmark.failed.items():
         out.print(f"{name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
     out.print(codec_costs.costs_legend(benchmark), highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from testbed import paths
-from testbed.commands.console import out, table
+from testbed.commands.console import out, print_table, table
 from testbed.process import start_program
 
 if TYPE_CHECKING:
@@ -105,10 +105,8 @@ def _show(row: CodecRow) -> None:
             rows.add_row(name, escape(fact))
     out.print(rows)
     if row.parameters:
-        rows = table("parameter", "default", "values", "meaning")
-        for parameter in row.parameters:
-            rows.add_row(parameter.name, _default(parameter), escape(parameter.allowed), escape(parameter.doc))
-        out.print(rows)
+        told = [(one.name, _default(one), escape(one.allowed), escape(one.doc)) for one in row.parameters]
+        print_table(("parameter", "default", "values", "meaning"), told)
     modules: dict[str, str | None] = {}
     for path in dict.fromkeys((row.forward, row.backward)):
         documented = docstrings.class_docs(path)

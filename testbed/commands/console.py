@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -122,9 +123,9 @@ def lab_spec(asked: str, **fields: Any) -> LabSpec:
         raise explain(error, LabSpec, asked) from None
 
 
-def typed(*arguments: str) -> list[str]:
-    """Return a command of this program as words for a shell."""
-    return ["python", "-m", "testbed", *arguments]
+def typed(*arguments: str) -> str:
+    """Return a command of this program as a line for a shell."""
+    return shlex.join(["python", "-m", "testbed", *arguments])
 
 
 def warn_of_buffers(networks: Iterable[tuple[Topology, Iterable[LinkProfile]]]) -> None:

@@ -48,13 +48,14 @@ def stale_pages() -> Iterator[tuple[Path, str]]:
     Each page is generated when its turn comes, so it counts what was written of those before it: an experiment's
     claims, then its README, then the page of all claims.
     """
-    from testbed.report.blocks import fill_blocks
+    from testbed.report.blocks import fill_blocks, read_blocks
 
     if not (ROOT / "pyproject.toml").is_file():
         raise UserError(f"{ROOT} is no checkout of testbed, so it has no pages to generate")
     for folder in sorted(path.parent for path in ROOT.glob("experiments/*/figures.py")):
         yield from stale_in_experiment(folder)
-    for path in _pages_with_blocks():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("testbed/**/README.md")]
+    for path in sorted(page for page in pages if read_blocks(page)):
         page = path.read_text(encoding="utf8")
         yield from _if_stale(path, fill_blocks(page, _blocks(), str(path.relative_to(ROOT))))
     for name, draw in _whole_pages().items():
@@ -103,10 +104,3 @@ def _blocks() -> dict[str, str]:
     from testbed.codecs.catalogue.codecs_page import draw_codec_table, draw_folder_table
 
     return {"codecs": draw_codec_table(), "codec-folders": draw_folder_table()}
-
-
-def _pages_with_blocks() -> list[Path]:
-    from testbed.report.blocks import read_blocks
-
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("testbed/**/README.md")]
-    return sorted(page for page in pages if read_blocks(page))

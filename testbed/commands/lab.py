@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -118,10 +117,7 @@ def stand(
         if any(link.profile.varies for link in lab.links):
             lab.play()
             say("schedules and traces play from now on")
-        say(
-            f"open a shell: {shlex.join(typed('shell', lab.nodes[0].name))}; "
-            f"take the lab down: Ctrl-C (process {os.getpid()})"
-        )
+        say(f"open a shell: {typed('shell', lab.nodes[0].name)}; take the lab down: Ctrl-C (process {os.getpid()})")
         try:
             while True:
                 time.sleep(_LOOK_S)
@@ -142,9 +138,9 @@ def shell(
 
     labs = sorted(running_labs(), key=lambda lab: lab.started, reverse=True)
     if not labs:
-        raise UserError(f"no lab runs here that you may enter; start one with: {shlex.join(typed('lab', 'cable'))}")
+        raise UserError(f"no lab runs here that you may enter; start one with: {typed('lab', 'cable')}")
     if pid is not None and not (labs := [lab for lab in labs if lab.pid == pid]):
-        raise UserError(f"process {pid} has no lab; `{shlex.join(typed('shell'))}` lists those that run")
+        raise UserError(f"process {pid} has no lab; `{typed('shell')}` lists those that run")
     if not node:
         listed = [(str(lab.pid), lab.started, " ".join(lab.namespaces)) for lab in labs]
         print_table(("process", "started", "namespaces"), listed, right=("process",))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -26,6 +26,7 @@ from testbed.commands.console import (
     one_of,
     out,
     say,
+    typed,
 )
 from testbed.errors import CapabilityError, StageError, TestbedError, UserError
 from testbed.records import Calibration
@@ -146,7 +147,8 @@ def run(
         "workload.model": model,
         "workload.text": text,
     }
-    chosen_flags = [f"{name}={_quoted(value)}" for name, value in flags.items() if value is not None]
+    said = ((name, json.dumps(value, ensure_ascii=False)) for name, value in flags.items() if value is not None)
+    chosen_flags = [f"{name}={value}" for name, value in said]
     loaded = planning.load_experiment(experiment)
     axes = {"codec": [codec], "profile": [profile.split("+") if "+" in profile else profile]}
     alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
@@ -155,14 +157,6 @@ def run(
     alone["live_checks"] = 0
     choice = planning.Choice(quick, _with_timing(timing, [*chosen_flags, *overrides]))
     _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again=True, report=False)
-
-
-def _typed() -> str:
-    return shlex.join(["python", "-m", "testbed", *sys.argv[1:]])
-
-
-def _quoted(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def sweep(
@@ -240,7 +234,7 @@ def _sweep(
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         say(f"{finished} of {len(agenda.cells)} cells are finished already")
     if not (choice.cells and (folder / "sweep.json").exists()):
-        stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
+        stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, typed(*sys.argv[1:])))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
     made = collect.latest(folder, [cell.id for cell in agenda.cells])
     out.print(tables.terminal_table(made))

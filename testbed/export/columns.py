@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from testbed.frozen import Frozen, records_in
-from testbed.records import Summary
+from testbed.records import Measurement, Summary
 from testbed.spec import Cell, Paced
 
 Kind = Literal["text", "integer", "real", "boolean"]
@@ -242,7 +242,7 @@ class _Link(_Row):
 
 
 class _Certificate(_Row):
-    """A row of the table of certificates."""
+    """The first columns of the table of certificates; those of what was measured follow."""
 
     when: str
     """before or after (the run)."""
@@ -250,34 +250,6 @@ class _Certificate(_Row):
     """UTC, ISO 8601."""
     counts: bool
     """False: it belongs to a first attempt that failed and was repeated."""
-    link: str
-    """node-0 in a star, boundary-0 in a line."""
-    direction: str
-    """up, down or both."""
-    quantity: str
-    """What was measured."""
-    detail: str
-    """For example the size of the message."""
-    unit: str
-    """Unit of the next four columns."""
-    expected: float
-    """Missing where nothing was asked."""
-    measured: float
-    """What was measured; missing where that was impossible."""
-    tolerance: float
-    """Largest |measured - expected| that the probe cannot tell from 0."""
-    chance: float
-    """The part of it that chance explains."""
-    samples: int
-    """Number of observations."""
-    fault: bool
-    """There is no number, or the link does what no such link does."""
-    bound: float
-    """How much this deviation alone moves the step, at most, as a share of it."""
-    verdict: str
-    """PASS or FAIL."""
-    note: str
-    """Why it failed, or what must be known about it."""
 
 
 _CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec"})
@@ -296,7 +268,7 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
     "frames": tuple(of_record(_Frame)),
     "losses": tuple(of_record(_Loss)),
     "links": tuple(of_record(_Link)),
-    "certificates": tuple(of_record(_Certificate)),
+    "certificates": (*of_record(_Certificate), *of_record(Measurement)),
 }
 """Name of each table -> its columns."""
 

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from testbed import paths, results
 from testbed.errors import CapabilityError
 from testbed.export.rows import RecordedRun
 from testbed.results import Run
 
-
-class Scalar(NamedTuple):
-    """One number at one step."""
-
-    tag: str
-    step: int
-    value: float
-    seconds: float
-    """Seconds of the emulated world since the first step began."""
-
-
 _LOSSES = {"train": "loss/train", "evaluation": "loss/validation", "uncompressed": "loss/validation, uncompressed"}
 
 
-def scalars(recorded: RecordedRun) -> Iterator[Scalar]:
-    """Yield every number of a run that has a value per step."""
+def scalars(recorded: RecordedRun) -> Iterator[tuple[str, int, float, float]]:
+    """Yield every number of a run that has a value per step: its tag, the step, the value, and when that was: seconds
+    of the emulated world since the first step began.
+    """
     for step in recorded.steps:
         at = recorded.moment(step.end_ns)
         numbers: dict[str, float | None] = {_LOSSES[step.phase]: step.loss}
@@ -41,7 +31,7 @@ def scalars(recorded: RecordedRun) -> Iterator[Scalar]:
                 "optimiser/learning rate": last.learning_rate,
                 "optimiser/gradient norm": last.gradient_norm,
             }
-        yield from (Scalar(tag, step.number, value, at) for tag, value in numbers.items() if value is not None)
+        yield from ((tag, step.number, value, at) for tag, value in numbers.items() if value is not None)
 
 
 def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
@@ -70,9 +60,9 @@ def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
         began = recorded.run.environment.get("taken_at")
         zero = datetime.fromisoformat(began).timestamp() if began else 0.0
         writer = EventFileWriter(str(place))
-        for scalar in scalars(recorded):
-            value = Summary(value=[Summary.Value(tag=scalar.tag, simple_value=scalar.value)])
-            writer.add_event(Event(wall_time=zero + scalar.seconds, step=scalar.step, summary=value))
+        for tag, step, value, seconds in scalars(recorded):
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=zero + seconds, step=step, summary=summary))
         writer.close()
         for file in place.iterdir():
             paths.give_to_user(file)

@@ -17,21 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 import testbed
 from testbed import paths, results
 from testbed.codecs.catalogue import placement, table
 from testbed.errors import ResultsError, StageError, UserError
 from testbed.frozen import Frozen, canonical_json
 from testbed.jobs.kind import JobKind
-from testbed.pipeline.calibration import (
-    CalibrationDone,
-    CalibrationJob,
-    CalibrationRound,
-    Subject,
-    timed,
-)
+from testbed.pipeline.calibration import CalibrationDone, CalibrationJob, Subject, timed
 from testbed.pipeline.memory import available_memory, predict_memory
 from testbed.processors import read_processors
 from testbed.records import (
@@ -63,7 +55,6 @@ _SOURCES: Mapping[type[Parallelism], tuple[str, ...]] = {
 _LOOK_S = 0.1
 _SHARE = 0.8
 """Of the memory that is available, what a calibration may take."""
-_MESSAGE: TypeAdapter[CalibrationDone | CalibrationRound] = TypeAdapter(CalibrationDone | CalibrationRound)
 _Kept = TypeVar("_Kept", bound=Frozen)
 
 
@@ -277,13 +268,7 @@ def _run(job: CalibrationJob) -> CalibrationDone:
     processor, hold = choose_processor(idlest_first(before, read_processors(), os.sched_getaffinity(0)))
     folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
     path = folder / ".calibration.json"  # one measures at a time (`environment.hold_machine`)
-    heard: list[CalibrationDone] = []
-
-    def hear(task: Task, line: str) -> None:
-        message = _MESSAGE.validate_json(line)
-        if isinstance(message, CalibrationDone):
-            heard.append(message)
-
+    heard: list[str] = []
     try:
         results.write_json(path, job.model_copy(update={"processor": processor}))
         task = Task(
@@ -293,7 +278,7 @@ def _run(job: CalibrationJob) -> CalibrationDone:
             memory_bytes=0,
             attempt="calibrate this machine",
         )
-        with closing(execute([task], heard=hear, options=host_options())) as ended:
+        with closing(execute([task], heard=lambda _, line: heard.append(line), options=host_options())) as ended:
             for result in ended:
                 if result.error is not None:
                     raise result.error
@@ -303,7 +288,7 @@ def _run(job: CalibrationJob) -> CalibrationDone:
             hold.close()
     if not heard:
         raise StageError("cannot calibrate this machine: the program ended without an answer")
-    return heard[-1]
+    return CalibrationDone.model_validate_json(heard[-1])  # before it come rounds
 
 
 def _now() -> str:

@@ -114,16 +114,12 @@ def play_rounds(planned: Iterable[Planned], play: Play, find: Find) -> list[Roun
         times: list[float | None] = [None] * len(steps)
         if in_turn is not None:
             times[1:] = [ns / 1e9 for ns in in_turn.steps_ns[:-1]]
-        rows += [
-            RoundRow(each.grid, each.cell.id, seed, step, at.begin_s, at.waited_s, at.lasts_s, time_s, *_words(at.who))
-            for step, (at, time_s) in enumerate(zip(steps, times, strict=True))
-        ]
+        for step, (at, time_s) in enumerate(zip(steps, times, strict=True)):
+            who = (" ".join(map(str, numbers)) for numbers in at.who)
+            rows.append(
+                RoundRow(each.grid, each.cell.id, seed, step, at.begin_s, at.waited_s, at.lasts_s, time_s, *who)
+            )
     return rows
-
-
-def _words(who: Round) -> tuple[str, str]:
-    away, returning = (" ".join(map(str, numbers)) for numbers in who)
-    return away, returning
 
 
 def _training(planned: Planned) -> _Training:

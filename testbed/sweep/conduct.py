@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,8 +23,6 @@ LINK_SEEDS = 3
 """Runs of a played cell whose links draw at random: as many seeds of theirs."""
 MakeProgress = Callable[[Sequence[Cell]], SweepProgress]
 """Given runs in their order, makes what follows them."""
-Network = Callable[[Cell], Hashable]
-"""What cells must agree in to share a lab (`session.network_of`)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,6 @@ def missing_runs(
         repeats=lambda cell: wanted_runs(cell, experiment.repeats),
         order=experiment.order,
         seed=experiment.order_seed,
-        network=network_of,
     )
     done = {} if again else {cell.id: len(results.finished_runs(folder, cell.id)) for cell in cells}
     return tuple(runs_left(runs, done))
@@ -121,9 +118,7 @@ def wanted_runs(cell: Cell, repeats: int) -> int:
     return 1 if cell.clock == "virtual" else repeats
 
 
-def arrange_runs(
-    cells: Sequence[Cell], *, repeats: Callable[[Cell], int], order: Order, seed: int, network: Network
-) -> list[Cell]:
+def arrange_runs(cells: Sequence[Cell], *, repeats: Callable[[Cell], int], order: Order, seed: int) -> list[Cell]:
     """Put the runs in order: every cell as often as `repeats` says. The same arguments give the same order.
 
     `grouped`: as the file has them, runs over one network together, and a cell's repeats one after another.
@@ -132,9 +127,9 @@ def arrange_runs(
     network, so that a machine that warms up or slows down does it to all codecs alike. Cells of one network stay
     together in a round, because they share a lab.
     """
-    networks: dict[Hashable, list[Cell]] = {}
+    networks: dict[object, list[Cell]] = {}
     for cell in cells:
-        networks.setdefault(network(cell), []).append(cell)
+        networks.setdefault(network_of(cell), []).append(cell)
     groups = list(networks.values())
     if order == "grouped":
         return [cell for group in groups for cell in group for _ in range(repeats(cell))]
@@ -187,15 +182,12 @@ def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakePr
 
 
 def _run_live(cells: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
-    own_pace = [cell for cell in cells if isinstance(cell.compute, Measured) and not _measures(cell)]
+    own_pace = [cell for cell in cells if isinstance(cell.compute, Measured)]
+    # A codec that goes by what its link carries cannot be calibrated without one.
+    own_pace = [cell for cell in own_pace if not parse_placement(cell.codec).measures]
     # What is known: measuring it first would take longer than many a run.
     costs = playing.measured_costs(own_pace, folder, means, progress, 0).recipes
     return controller.run_cells(cells, folder, means.engine_reason, progress, costs)
-
-
-def _measures(cell: Cell) -> bool:
-    """Say whether a cell's codec goes by what its link carries, so that it cannot be calibrated without one."""
-    return parse_placement(cell.codec).measures
 
 
 def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgress, *, again: bool = False) -> Agenda:

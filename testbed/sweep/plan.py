@@ -143,7 +143,7 @@ def load_experiment(name: str) -> Experiment:
         if name not in files:
             raise UnknownNameError("experiment", name, files)
         path = files[name]
-    experiment = _read({"name": path.parent.name, "path": path, **read_toml(path)}, path)
+    experiment = read_experiment({"name": path.parent.name, "path": path, **read_toml(path)}, str(path))
     if experiment.compare is not None:
         _check_compared(experiment, experiment.compare)
     return experiment
@@ -162,11 +162,12 @@ def _check_compared(experiment: Experiment, asked: CompareSpec) -> None:
             raise SpecError(f"{where}: no cell has {', '.join(f'{n} = {v}' for n, v in flatten(side))} all together")
 
 
-def _read(content: Mapping[str, Any], path: Path) -> Experiment:
+def read_experiment(content: Mapping[str, Any], where: str) -> Experiment:
+    """Make an experiment of what a file says. SpecError, which names the file by `where`."""
     try:
         return Experiment(**content)
     except ValidationError as error:
-        raise explain(error, Experiment, str(path)) from None
+        raise explain(error, Experiment, where) from None
 
 
 def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
@@ -195,7 +196,7 @@ def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
             content["cell"] = merge(content["cell"], nest(name, value), "--set")
     if choice.repeats is not None:
         content["repeats"] = choice.repeats
-    return _read(content, experiment.path)
+    return read_experiment(content, where)
 
 
 def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:

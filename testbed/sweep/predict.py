@@ -39,7 +39,7 @@ from testbed.profiles import LinkProfile, Pipe, load_profile
 from testbed.spec import Topology, link_count
 from testbed.sweep.environment import hold_folder
 from testbed.sweep.fields import merge
-from testbed.sweep.plan import Choice, Experiment, apply_choice, combinations
+from testbed.sweep.plan import Choice, apply_choice, combinations, read_experiment
 
 if TYPE_CHECKING:
     import pandas
@@ -249,19 +249,13 @@ def _grid(path: Path, grid: str, content: Mapping[str, Any], table: Mapping[str,
         raise UnknownNameError(f"key of {where}:", unknown.pop(), ("cell", "axes", "variants", "quick"))
     if quick and "quick" not in table:
         return []
-    try:
-        experiment = Experiment(
-            name=grid,
-            path=path,
-            question=str(content.get("question", "")),
-            engine="netem",
-            cell=merge(content.get("cell", {}), table.get("cell", {}), where),
-            axes=table.get("axes", {}),
-            variants=table.get("variants", []),
-            quick=table.get("quick", {}),
-        )
-    except ValidationError as error:
-        raise explain(error, Experiment, where) from None
+    stated = {
+        "question": str(content.get("question", "")),
+        "axes": {},
+        **table,
+        "cell": merge(content.get("cell", {}), table.get("cell", {}), where),
+    }
+    experiment = read_experiment({"name": grid, "path": path, "engine": "netem", **stated}, where)
     choice = Choice(quick=quick)
     points = combinations(apply_choice(experiment, choice), choice)
     load = functools.cache(load_profile)
@@ -340,7 +334,7 @@ def play_missing(
         say(f"{cell.id}: {units.format_time(result.step_ns)}, ideal {ideal}, {outcome.host_seconds:.1f} s here")
 
     with hold_folder(folder):
-        missing = {p.cell.id: p.cell for p in planned if not _file(folder, p.cell).exists()}.values()
+        missing = _missing(planned, folder)
         say(f"{len(missing)} cells are missing")
         for cell in missing:
             if not cell.play:
@@ -439,7 +433,11 @@ def result_of(cell: PredictionCell, folder: Path) -> PredictionResult | None:
 
 def count_missing(planned: Iterable[Planned], folder: Path) -> int:
     """Return how many cells have no result in `folder`."""
-    return len({each.cell.id for each in planned if not _file(folder, each.cell).exists()})
+    return len(_missing(planned, folder))
+
+
+def _missing(planned: Iterable[Planned], folder: Path) -> list[PredictionCell]:
+    return list({each.cell.id: each.cell for each in planned if not _file(folder, each.cell).exists()}.values())
 
 
 def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:

@@ -111,9 +111,6 @@ class SweepProgress(Closing):
         self._turn.state = "left out"
         self.note(f"{self.label}: left out: {reason}")
 
-    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
-        """Note a step or an evaluation of a recipe that is trained without a network."""
-
     def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
         """Note that a recipe was trained, or why it could not be."""
         self.note(f"trained {recipe.codec}, {recipe.training.steps} steps" if error is None else str(error))

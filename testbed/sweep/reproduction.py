@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError, field_validator
+from pydantic import ValidationError
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
@@ -41,14 +41,6 @@ class StepTable(Frozen):
     """What the short form runs instead; empty: `run`, and of a sweep its --quick."""
     takes: str = ""
     """How long a program takes, like '300s'; what a sweep takes is predicted."""
-
-    @field_validator("takes")
-    @classmethod
-    def _check_time(cls, value: str) -> str:
-        try:
-            return value and f"{parse_time(value)}ns"
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
 
 class StepFile(Frozen):
@@ -153,7 +145,8 @@ def _step(table: StepTable, folder: Path, places: dict[str, str], where: str, *,
     text = table.quick if quick and table.quick else table.run
     try:
         words = [word.format_map(places) for word in shlex.split(text)]
-    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        takes_s = parse_time(table.takes) / 1e9 if table.takes else None
+    except (KeyError, ValueError, IndexError, AttributeError, SpecError) as error:
         known = ", ".join(f"{{{name}}}" for name in _PLACES)
         raise SpecError(f"{where}: cannot read the step {text!r}: {error}; its places are {known}") from None
     if not words:
@@ -170,5 +163,5 @@ def _step(table: StepTable, folder: Path, places: dict[str, str], where: str, *,
         path if kind == ".toml" else None,
         path if kind == ".py" else None,
         keeps=kind != ".toml" and "{results}" not in text,
-        takes_s=parse_time(table.takes) / 1e9 if table.takes else None,
+        takes_s=takes_s,
     )

@@ -17,13 +17,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pydantic import TypeAdapter
-
 from testbed import forks, paths, results
 from testbed.codecs.catalogue import placement
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.pipeline import orders_of
-from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
+from testbed.pipeline.control import host_environment
 from testbed.pipeline.memory import predict_memory
 from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
@@ -32,7 +30,6 @@ from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
 
 FOLDER = "trained"
-_MESSAGE: TypeAdapter[StepDone | EvaluationDone] = TypeAdapter(StepDone | EvaluationDone)
 
 
 class TrainingProgress(Protocol):
@@ -40,10 +37,6 @@ class TrainingProgress(Protocol):
 
     def note(self, message: str) -> None:
         """Hear something that a person should know."""
-        ...
-
-    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
-        """Hear of a step or an evaluation of one of the recipes that train."""
         ...
 
     def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
@@ -95,11 +88,7 @@ def train_missing(
         try:
             by_name = {recipe.id: recipe for recipe in missing}
             tasks = _tasks(missing, home, prepare)
-
-            def heard(task: Task, line: str) -> None:
-                progress.training(by_name[task.name], _MESSAGE.validate_json(line))
-
-            ended = execute(tasks, at_once=at_once, heard=heard, note=progress.note, options=host_options())
+            ended = execute(tasks, at_once=at_once, note=progress.note, options=host_options())
             with closing(ended):
                 for result in ended:
                     if result.error is not None:

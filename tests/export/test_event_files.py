@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import builtins
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,13 +35,6 @@ def test_tensorboard_reads_what_the_records_hold(experiment: Path, tmp_path: Pat
 def test_without_tensorboard_one_message_says_what_to_install(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("tensorboard"):
-            raise ImportError("No module named 'tensorboard'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)  # as where it is not installed
     with pytest.raises(CapabilityError, match=r"pip install 'testbed\[tensorboard\]'"):
         export(experiment, "tensorboard", tmp_path)

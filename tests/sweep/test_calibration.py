@@ -14,9 +14,10 @@ from test_trainings import Texts, a_recipe
 from testbed.errors import TestbedError, UserError
 from testbed.pipeline.calibration import duration, is_steady, timed
 from testbed.records import Calibration, Duration
-from testbed.spec import DataParallelSpec, Exchange, OptimiserSpec, PipelineSpec, Recipe, TextSpec
+from testbed.spec import Exchange, OptimiserSpec, Recipe, TextSpec
 from testbed.sweep.calibration import calibrate
 from testbed.sweep.session import Tokens
+from tests import small_replicas
 
 SGD = OptimiserSpec(algorithm="sgd", learning_rate=0.1, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1.0)
 
@@ -67,10 +68,8 @@ def test_what_decides_no_duration_is_not_asked_for() -> None:
 
 
 def replicas(codec: str = "fp32", exchange: Exchange = "star", **data: Any) -> Recipe:
-    answer = "fp32" if exchange == "star" else None
-    stated = {"workers": 2, "exchange": exchange, "answer": answer, "staleness": 0, "local_steps": 1} | data
-    one = PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1)
-    return a_recipe(codec, batch_size=6).model_copy(update={"pipeline": one, "data": DataParallelSpec(**stated)})
+    text = a_recipe(batch_size=6).workload
+    return small_replicas.a_recipe(exchange, codec, workers=2, workload=text, **data)
 
 
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}

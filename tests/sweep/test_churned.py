@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from test_predict import planned_of
 
 from testbed.errors import SpecError
 from testbed.play.hybrid import HybridShape
@@ -15,6 +16,7 @@ from testbed.sweep import predict
 from testbed.sweep.churned import play_rounds
 from testbed.sweep.predict import Planned, PredictionCell, PredictionResult
 from testbed.vm import find_clock_kernel
+from tests.known import known
 
 FILE = """
 question = "?"
@@ -38,12 +40,6 @@ variants = [
 ]
 """
 STEPS = 40
-
-
-def planned_of(folder: Path, text: str = FILE) -> list[Planned]:
-    """The cells of a file with this text."""
-    (path := folder / predict.FILE).write_text(text)
-    return predict.plan_cells(str(path))
 
 
 def without_churn(text: str) -> str:
@@ -76,7 +72,7 @@ class Played:
 
 
 def test_steps_follow_each_other_and_what_takes_place_was_played(tmp_path: Path) -> None:
-    planned, played = planned_of(tmp_path), Played()
+    planned, played = planned_of(tmp_path, FILE), Played()
     played.play(planned)
     rows = play_rounds(planned, played.play, played.find)
     hybrid, pipeline = ([row for row in rows if row.cell == each.cell.id] for each in planned[:2])
@@ -137,13 +133,12 @@ def test_only_a_job_at_the_sites_of_a_scenario_has_churn(tmp_path: Path) -> None
 @pytest.mark.clock_kernel
 def test_steps_take_alone_what_they_take_one_after_the_other(tmp_path: Path) -> None:
     """So that a training takes what its steps take. Large weights on a connection that was idle take longer."""
-    kernel = find_clock_kernel()
-    assert kernel is not None
+    kernel = known(find_clock_kernel())
 
     def play(cells: Sequence[Planned]) -> None:
         predict.play_missing(cells, tmp_path / "results", kernel, say=lambda text: None)
 
-    planned = planned_of(tmp_path)[:1]
+    planned = planned_of(tmp_path, FILE)[:1]
     play(planned)
     rows = play_rounds(planned, play, lambda cell: predict.result_of(cell, tmp_path / "results"))
     pairs = [(row.lasts_s, row.in_turn_s) for row in rows if row.in_turn_s is not None]

@@ -11,6 +11,7 @@ import pytest
 
 from testbed import vm
 from tests.commands import PLAYED_EXPERIMENT, Command, keep_speed
+from tests.known import known
 from tests.vm.test_virtual_clock import FORBID, PTRACE, SECCOMP
 
 WITHOUT_COMPILER = ("sh", "ip", "tar", "xz", "apt-get", "apt-cache", "dpkg-deb", "setarch", "unshare", "mount")
@@ -37,8 +38,7 @@ def said(command: Command, clock: str, *words: str, status: int = 2, before: Seq
 
 
 def keep_kernel(command: Command) -> Path:
-    kernel = vm.find_clock_kernel()
-    assert kernel is not None
+    kernel = known(vm.find_clock_kernel())
     return Path(shutil.copytree(kernel.folder, command.folder / "cache" / "testbed" / kernel.folder.name))
 
 

@@ -10,8 +10,6 @@ import pytest
 from testbed.codecs.catalogue import table
 from testbed.errors import SpecError
 from testbed.sweep import plan
-from testbed.sweep.bounded_steps import expected_messages
-from tests.synthetic import cell
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +46,6 @@ def test_conditions_on_codecs_go_by_what_they_mean(default: plan.Experiment) -> 
         assert text == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("2: int8; rest: bf16", "speaks of boundary 2; the pipeline has the boundaries 0 to 1"),
-        ("0: int8", "says nothing of boundary 1; name it, or say 'rest: CODEC'"),
-        ("fwd=int8", "character 1: bwd=CODEC is missing"),
-        ("fwd=int9, bwd=int8", "character 5: there is no codec 'int9'; did you mean 'int8'?"),
-        ("bf16(7)", "bf16 takes no arguments"),
-    ],
-)
-def test_a_mistake_is_found_before_anything_is_started(default: plan.Experiment, text: str, says: str) -> None:
-    with pytest.raises(SpecError, match=re.escape(says)):
-        cells(default, text)
-
-
 def test_what_measures_its_link_cannot_be_played(default: plan.Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     curious = dataclasses.replace(table.CODECS["bf16"], name="curious", measures=True)
     monkeypatch.setitem(table.CODECS, "curious", curious)
@@ -70,11 +53,3 @@ def test_what_measures_its_link_cannot_be_played(default: plan.Experiment, monke
     assert len(plan.cells(default, "relay", overrides=choice)) == 1
     with pytest.raises(SpecError, match="cannot be played"):
         plan.cells(default, "relay", overrides=[*choice[:2], "timing=played"])
-
-
-def test_links_are_certified_for_the_widest_of_a_cell_s_codecs() -> None:
-    mixed = cell("0: fwd=int8, bwd=bf16; rest: int8")
-    mixed = mixed.model_copy(update={"workload": mixed.workload.model_copy(update={"model": "gpt2-mini"})})
-    one = mixed.model_copy(update={"codec": "bf16"})
-    assert expected_messages(mixed) == expected_messages(one)
-    assert expected_messages(mixed) != expected_messages(one.model_copy(update={"codec": "int8"}))

@@ -14,6 +14,7 @@ from testbed.errors import UserError
 from testbed.sweep import conduct, plan
 from testbed.sweep.plan import Choice
 from tests.commands import Command
+from tests.known import known
 
 DEFAULT = (Command.shipped / "default" / "sweep.toml").read_text(encoding="utf8")
 CODECS = ("fp32", "bf16", "int8", "delta-int8")
@@ -27,13 +28,10 @@ def load(folder: Path, table: str) -> plan.Experiment:
 
 
 def test_without_a_word_the_baselines_are_bf16_and_fp32(tmp_path: Path) -> None:
-    asked = load(tmp_path, "[compare]").compare
-    assert asked is not None
+    asked = known(load(tmp_path, "[compare]").compare)
     assert (asked.baselines, asked.loss, asked.claims) == (("bf16", "fp32"), None, ())
     made = conduct.make_agenda(load(tmp_path, "[compare]\nloss = 0.1"), "relay", Choice(), tmp_path)
-    kept = conduct.sweep_record(made, "").compare
-    assert kept is not None
-    assert kept.loss == 0.1
+    assert known(conduct.sweep_record(made, "").compare).loss == 0.1
 
 
 @pytest.mark.parametrize(
@@ -77,10 +75,9 @@ def test_whatever_the_table_says_it_is_kept_as_it_is_or_refused(
     lines = ["[compare]", *(f"{name} = {json.dumps(value)}" for name, value in stated.items())]
     condition = ", ".join(f'"{name}" = {json.dumps(value)}' for name, value in ours.items())
     try:
-        asked = load(tmp_path, "\n".join([*lines, CLAIM.format(ours=condition)])).compare
+        asked = known(load(tmp_path, "\n".join([*lines, CLAIM.format(ours=condition)])).compare)
     except UserError:
         return
-    assert asked is not None
     assert set(asked.baselines) == set(baselines) <= set(CODECS)
     assert {name: getattr(asked, name) for name in effects} == effects
     assert [claim.ours for claim in asked.claims] == [ours]

@@ -16,9 +16,10 @@ from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.play.replica_steps import replica_step
 from testbed.play.replicas import node_times, worker_coding_ns
-from testbed.records import Calibration, StepRecord, Summary
+from testbed.records import Calibration, StepRecord
 from testbed.results import Run
 from tests.commands import Command
+from tests.known import known
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -78,11 +79,6 @@ def steps_of(run: Run) -> list[list[StepRecord]]:
     return [run.steps(node) for node in range(run.cell.nodes)]
 
 
-def summary_of(run: Run) -> Summary:
-    assert run.summary is not None
-    return run.summary
-
-
 def losses_of(run: Run) -> list[float | None]:
     return [step.loss for step in align(steps_of(run))]
 
@@ -91,17 +87,14 @@ def losses_of(run: Run) -> list[float | None]:
 def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> None:
     ring = {"exchange": 'exchange = "all-reduce"', "codec": "bf16"}
     played, live = swept(tmp_path, "played", "live", steps=8, profile="link(20Mbit, 20ms)", **ring)
-    summary = summary_of(played)
+    summary = known(played.summary)
     assert losses_of(live) == losses_of(played)
-    assert summary_of(live).step_s == pytest.approx(summary.step_s, rel=0.01)
+    assert known(live.summary).step_s == pytest.approx(summary.step_s, rel=0.01)
     for records in steps_of(live):  # what its sockets say to have sent is what its interface counted
         last = records[-1]
-        assert last.counters is not None
         sent = sum(socket.bytes_sent + HEADER_BYTES * socket.segments_out for socket in last.sockets)
-        assert last.counters.sent_bytes == pytest.approx(sent, rel=0.005)
-    assert summary.step_s is not None
-    assert summary.ideal_step_s is not None
-    assert summary.ideal_step_s <= summary.step_s * (1 + 1e-6)
+        assert known(last.counters).sent_bytes == pytest.approx(sent, rel=0.005)
+    assert known(summary.ideal_step_s) <= known(summary.step_s) * (1 + 1e-6)
     assert (summary.certificate, summary.ended) == ("PASS", "steps")
     assert summary.validation_loss is not None
     assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
@@ -132,13 +125,9 @@ def test_codecs_cost_live_what_they_cost_played(cost: str, exchange: str, comput
         assert took[0] == took[1]
         assert any(encodes_ns for _, _, encodes_ns, _ in took[0])
         assert any(decodes_ns for _, _, _, decodes_ns in took[0]) == (node < 2)
-    whole_s = [
-        sum(step.seconds for step in align([run.steps(node) for node in range(run.cell.nodes)]))
-        for run in (played, live)
-    ]
+    whole_s = [sum(step.seconds for step in align(steps_of(run))) for run in (played, live)]
     assert whole_s[1] == pytest.approx(whole_s[0], rel=0.03)
-    assert live.summary is not None
-    assert live.summary.efficiency is not None
+    assert known(live.summary).efficiency is not None
 
 
 @pytest.mark.clock_kernel
@@ -149,15 +138,11 @@ def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tm
     (again,) = swept(tmp_path / "again", "played", **means)
     assert losses_of(live) == losses_of(played)
     assert (again.cell, again.summary) == (played.cell, played.summary)
-    accuracy = summary_of(played).validation_accuracy
-    assert accuracy is not None
+    accuracy = known(known(played.summary).validation_accuracy)
     assert 0 < accuracy < 1
-    assert summary_of(live).validation_accuracy == accuracy
+    assert known(live.summary).validation_accuracy == accuracy
     frame = testbed.load(tmp_path / "first" / "results" / "first")
     assert set(frame.validation_accuracy) == {accuracy}
-    steps = testbed.steps(played.folder)
-    assert steps[steps.phase == "evaluation"].accuracy.tolist() == [accuracy]
-    assert steps[steps.phase == "train"].accuracy.isna().all()
     page = (tmp_path / "first" / "results" / "first" / "report.html").read_text(encoding="utf8")
     assert page.count(f"{accuracy:.4f}") >= 2  # a row of the table each
     assert "of test images" in page
@@ -177,22 +162,16 @@ def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
             assert action.computed_ns - action.decoded_ns == works_ns
             assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else decode_ns)
             assert action.encoded_ns - action.computed_ns == (encode_ns if action.kind == "L" else 0)
-    summary = summary_of(run)
-    assert summary.split is not None
-    assert summary.split.codec_s > 0
-    assert run.certificates.before is not None
-    judged = replica_step(run.cell, steps_of(run), 0)
-    assert judged is not None
-    assert run.certificates.before.step == judged.said
+    summary = known(run.summary)
+    assert known(summary.split).codec_s > 0
+    judged = known(replica_step(run.cell, steps_of(run), 0))
+    assert known(run.certificates.before).step == judged.said
     stated = node_times(run.cell, costs)
-    assert stated[0].coding is not None
-    assert run.cell.data is not None
-    coding_ns = worker_coding_ns(run.cell.data, stated[0].coding[0])
+    coding_ns = worker_coding_ns(known(run.cell.data), known(stated[0].coding)[0])
     worked_ns = sum(stated[0].local_ns) + stated[0].update_ns + coding_ns
     assert worked_ns / 1e9 < judged.seconds
     # Of four steps the last cycle is judged, and all but the warm-up count; the last applies all that is left.
-    steps_s = recorded_steps_s(run.cell, steps_of(run), 0)
-    assert steps_s is not None
+    steps_s = known(recorded_steps_s(run.cell, steps_of(run), 0))
     assert judged.seconds == pytest.approx(fmean(steps_s[-run.cell.cycle :]), rel=1e-3)
     assert summary.ideal_step_s == pytest.approx(fmean(steps_s[1:]))
     assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
@@ -209,8 +188,7 @@ def test_live_on_the_real_clock_it_trains_as_without_a_network(workload: str, tm
         for run in (live, played)
     ]
     assert sizes[0] == sizes[1]
-    assert live.certificates.before is not None
-    assert live.certificates.before.bound is not None
+    assert known(live.certificates.before).bound is not None
     assert live.certificates.after is not None
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from testbed.errors import SpecError, StageError
 from testbed.process import ROOT
 from testbed.sweep.executor import Task, execute
 from tests.forked import is_gone, is_running
+from tests.known import known
 
 
 def a_task(folder: Path, name: str, action: str = "nothing", memory_bytes: int = 1) -> Task:
@@ -63,16 +63,6 @@ def test_fewer_run_at_once_where_memory_does_not_suffice(tmp_path: Path) -> None
     assert [result.error for result in alone] == [None], "too large for any machine: it is tried alone"
 
 
-def began(folder: Path, count: int) -> list[int]:
-    deadline = time.monotonic() + 60
-    while True:
-        pids = [int(text) for path in folder.glob("*.began") if (text := path.read_text())]
-        if len(pids) == count:
-            return pids
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_closing_ends_all(tmp_path: Path) -> None:
     tasks = [a_task(tmp_path, "one"), a_task(tmp_path, "two", "sleep"), a_task(tmp_path, "three", "sleep")]
     with closing(execute(tasks, at_once=2, options=OPTIONS)) as results:
@@ -85,16 +75,19 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from tests.sweep.test_executor import OPTIONS, a_task, execute
-folder = Path(sys.argv[1])
-for result in execute([a_task(folder, n, "sleep") for n in ("one", "two")], at_once=2, options=OPTIONS): pass
+tasks = [a_task(Path(sys.argv[1]), name, "sleep") for name in ("one", "two")]
+for result in execute(tasks, at_once=2, heard=lambda task, line: print(line, flush=True), options=OPTIONS): pass
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_program_ends_its_tasks(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as program:
-        pids = began(tmp_path, 2)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        for _ in range(2):  # both have begun
+            known(program.stdout).readline()
         os.kill(program.pid, number)
         program.wait(20)
+    pids = [int(path.read_text()) for path in tmp_path.glob("*.began")]
+    assert len(pids) == 2
     assert all(is_gone(pid, 5) for pid in pids)

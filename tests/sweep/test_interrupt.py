@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,13 +46,10 @@ def test_afterwards_the_signal_is_as_it_was() -> None:
 
 def test_in_another_thread_no_signal_is_touched() -> None:
     before = signal.getsignal(signal.SIGINT)
-    seen = []
 
-    def look() -> None:
+    def look() -> object:
         with Interrupt(lambda _: None):
-            seen.append(signal.getsignal(signal.SIGINT))
+            return signal.getsignal(signal.SIGINT)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [before]
+    with ThreadPoolExecutor() as another:
+        assert another.submit(look).result() == before

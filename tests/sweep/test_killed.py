@@ -17,7 +17,8 @@ import pytest
 
 from testbed import results, vm
 from tests.commands import PLAYED_EXPERIMENT, Command, keep_speed, outside
-from tests.forked import Started
+from tests.forked import Started, command_line
+from tests.known import known
 
 MOMENTS = int(os.environ.get("TESTBED_KILLS", "3"))
 """How many moments are tried: each takes a minute."""
@@ -59,8 +60,7 @@ def steps_of(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    kernel = vm.find_clock_kernel()
-    assert kernel is not None
+    kernel = known(vm.find_clock_kernel())
     cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("sweep")
     (cache / "testbed").mkdir()
     (cache / "testbed" / kernel.folder.name).symlink_to(kernel.folder)
@@ -89,7 +89,7 @@ def descendants(of: int) -> dict[int, str]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             if fields[0] not in "ZX":
                 parents[int(folder.name)] = int(fields[1])
-                lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                lines[int(folder.name)] = command_line(int(folder.name))
     found: dict[int, str] = {}
     while more := {pid: lines[pid] for pid, up in parents.items() if (up == of or up in found) and pid not in found}:
         found |= more

@@ -18,6 +18,7 @@ from testbed.spec import recipe_of
 from testbed.sweep.controller import prepare
 from testbed.sweep.trainings import load_training, train_missing
 from tests.commands import Command, losses
+from tests.known import known
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -98,8 +99,7 @@ class Laws(NamedTuple):
             and (run.cell.pipeline.stages, run.cell.network, run.cell.topology) == network[:3]
         ]
         run = max(runs, key=lambda run: run.number)
-        assert run.summary is not None
-        return run, run.summary
+        return run, known(run.summary)
 
     def on(self, profile: str, stages: int = 3) -> Network:
         """The network of this profile."""
@@ -161,11 +161,8 @@ def test_every_byte_on_the_wire_is_accounted_for(laws: Laws) -> None:
     """fp32: what the interfaces counted is payload, frame headers and TCP/IP headers, and nothing else."""
     run, summary = laws.run(laws.on("consumer-80mbps"))
     assert summary.compression_ratio == pytest.approx(1, rel=1e-2)
-    assert summary.payload_bytes_per_step is not None
-    assert summary.header_bytes_per_step is not None
-    assert summary.wire_bytes_per_step == pytest.approx(
-        summary.payload_bytes_per_step + summary.header_bytes_per_step, rel=1e-2
-    )
+    explained = known(summary.payload_bytes_per_step) + known(summary.header_bytes_per_step)
+    assert summary.wire_bytes_per_step == pytest.approx(explained, rel=1e-2)
     assert {socket.congestion_control for step in run.steps(1) for socket in step.sockets} == {"cubic"}
 
 
@@ -175,25 +172,19 @@ def test_a_run_leaves_records_that_describe_themselves(laws: Laws) -> None:
     engine = laws.command.engine
     assert summary.engine == run.lab.engine == engine == resolve_engine(engine)[0]  # type: ignore[arg-type]
     assert {link.shaper for link in run.lab.links} == {engine}
-    assert run.certificates.before is not None
     assert run.certificates.after is not None
-    assert {m.quantity for m in run.certificates.before.measurements} >= {"rtt", "rate", "message"}
-    assert summary.ideal_step_s is not None
-    assert summary.step_s is not None
-    assert 0 < summary.ideal_step_s <= summary.step_s * 1.02
+    assert {m.quantity for m in known(run.certificates.before).measurements} >= {"rtt", "rate", "message"}
+    assert 0 < known(summary.ideal_step_s) <= known(summary.step_s) * 1.02
     assert (run.folder / "environment.json").exists()
     samples = list(run.samples())
     steps = [step for stage in range(3) for step in run.steps(stage)]
-    assert run.lab.played_at_ns is not None
-    assert run.lab.played_at_ns <= samples[0].at_ns <= min(step.start_ns for step in steps)
+    assert known(run.lab.played_at_ns) <= samples[0].at_ns <= min(step.start_ns for step in steps)
     assert max(step.end_ns for step in steps) <= samples[-1].at_ns
     assert {socket.node for sample in samples for socket in sample.sockets} == {"node-0", "node-1", "node-2"}
     # What the links carried is what the stage's device counted, until its last step's end at least.
     for stage in range(3):
         carried = samples[-1].links[f"node-{stage}"]["up"].bytes - samples[0].links[f"node-{stage}"]["up"].bytes
-        counted = run.steps(stage)[-1].counters
-        assert counted is not None
-        assert carried == pytest.approx(counted.sent_bytes, rel=0.02)
+        assert carried == pytest.approx(known(run.steps(stage)[-1].counters).sent_bytes, rel=0.02)
 
 
 @RELAY

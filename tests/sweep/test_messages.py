@@ -12,7 +12,14 @@ VALUES = 4 * 64 * 256  # sequences of a micro-batch, tokens, width of gpt2-mini
 
 
 @pytest.mark.parametrize(
-    ("codec", "parts"), [("fp32", {4}), ("bf16", {2, 4}), ("int8", {1, 4}), ("json:JSONDecoder", {1, 4})]
+    ("codec", "parts"),
+    [
+        ("fp32", {4}),
+        ("bf16", {2, 4}),
+        ("int8", {1, 4}),
+        ("json:JSONDecoder", {1, 4}),
+        ("0: fwd=int8, bwd=bf16; rest: int8", {2, 4}),  # the widest counts
+    ],
 )
 def test_before_a_run_they_are_the_tensor_and_what_the_codec_nominally_makes_of_it(codec: str, parts: set[int]) -> None:
     what = cell(codec)

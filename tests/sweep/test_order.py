@@ -27,7 +27,7 @@ def network(one: Cell) -> str:
 
 
 def arranged(cells: list[Cell], repeats: int, seed: int, kind: Order = "interleaved") -> list[Cell]:
-    return conduct.arrange_runs(cells, repeats=lambda cell: repeats, order=kind, seed=seed, network=network)
+    return conduct.arrange_runs(cells, repeats=lambda cell: repeats, order=kind, seed=seed)
 
 
 @given(CELLS, REPEATS, SEEDS, st.sampled_from(["grouped", "interleaved"]))

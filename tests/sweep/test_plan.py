@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import SpecError, UnknownNameError, UserError
-from testbed.spec import Cell, Engine
+from testbed.errors import SpecError, UserError
+from testbed.spec import Engine
 from testbed.sweep import plan
 from testbed.workloads import models
 
@@ -43,15 +43,6 @@ def test_cells_are_the_product_of_the_axes_first_axis_slowest(default: plan.Expe
     assert [(cell.network, cell.codec) for cell in cells] == [*itertools.product(*default.axes.values())]
 
 
-def test_an_id_depends_on_content_and_on_nothing_else(default: plan.Experiment) -> None:
-    cells = plan.cells(default, "relay")
-    ids = {cell.id for cell in cells}
-    assert len(ids) == len(cells)
-    assert ids == {Cell.model_validate_json(cell.model_dump_json()).id for cell in plan.cells(default, "relay")}
-    assert not ids & {cell.id for cell in plan.cells(default, "netem")}
-    assert not ids & {cell.id for cell in plan.cells(default, "relay", overrides=["training.seed=7"])}
-
-
 def test_an_override_changes_a_field_or_replaces_an_axis(default: plan.Experiment) -> None:
     cells = plan.cells(default, "relay", overrides=["training.steps=9", 'codec=["int8"]', "profile=lte"])
     assert [(cell.codec, cell.network, cell.training.steps) for cell in cells] == [("int8", "lte", 9)]
@@ -82,7 +73,6 @@ def test_equal_cells_run_once(default: plan.Experiment) -> None:
     ("override", "message"),
     [
         ("training.step=3", "there is no key 'training.step' (did you mean 'training.steps'?)"),
-        ("workload.batchsize=8", "there is no key 'workload.batchsize' (did you mean 'workload.batch_size'?)"),
         ("compute.mod=paced", "there is no key of compute 'mod'; did you mean 'mode'?"),
         ("pipeline.accumulation=3", "batch_size 16 cannot be cut into 12 equal micro-batches"),
         ("workload.text=nowhere.parquet", "nowhere.parquet"),
@@ -90,20 +80,20 @@ def test_equal_cells_run_once(default: plan.Experiment) -> None:
         ("training.steps=1.5", "training.steps: Input should be a valid integer"),
         ("training.steps=true", "training.steps: Input should be a valid integer"),
         ("training.steps=2", "warmup_steps is 4, which leaves none of 2 steps"),
-        ("codec=int9", "did you mean 'int8'?"),
+        ("codec=2: int8; rest: bf16", "speaks of boundary 2; the pipeline has the boundaries 0 to 1"),
+        ("codec=0: int8", "says nothing of boundary 1; name it, or say 'rest: CODEC'"),
+        ("codec=fwd=int8", "character 1: bwd=CODEC is missing"),
+        ("codec=fwd=int9, bwd=int8", "character 5: there is no codec 'int9'; did you mean 'int8'?"),
+        ("codec=bf16(7)", "bf16 takes no arguments"),
         ("codec=nowhere.codecs:Mine", "nowhere"),
         ("profile=kable", "did you mean 'cable'?"),
         ("pipeline.stages=70", "less than or equal to 64"),
         ("pipeline.stages=30", "a model of 4 layers cannot be cut into 30 stages: each needs a layer"),
-        ("pipeline.microbatches=5", "batch_size 16 cannot be cut into 5 equal micro-batches"),
-        ("pipeline.schedule=2f2b", "'gpipe' or '1f1b'"),
         ("pipeline.in_flight=1", "need at least 3 micro-batches in flight"),
         ("training.steps", "is not of the form field=value"),
         ("workload.model=gpt2-minni", "gpt2-minni"),
-        ('profile=[["cable", "kable"]]', "did you mean 'cable'?"),
         ('profile=[["cable", "lte"]]', "2 profiles for a star of 3 stages, which has 3 links"),
         ("profile=[[]]", "profile must be a name, or a list of names, one a link; found []"),
-        ("profile=[3]", "profile must be a name, or a list of names, one a link; found 3"),
         ("profiles=cable", "did you mean 'profile'?"),
         ("workload.family=llama", "workload.family is 'llama', and the model 'gpt2-mini' is a gpt2"),
         ("pipeline.layers=[2, 1]", "3 numbers from 1 on that add up to 4"),
@@ -139,11 +129,6 @@ def test_links_that_cannot_be_in_one_lab_are_refused(
     assert plan.cells(default, "relay", overrides=["profile=jittery"])
 
 
-def test_an_unknown_experiment_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'default'"):
-        plan.load_experiment("defualt")
-
-
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
@@ -153,15 +138,11 @@ def test_an_unknown_experiment_suggests_the_nearest() -> None:
         ("[axes]", '[axes]\n"pipeline.stage" = [2]', "no key 'pipeline.stage' (did you mean 'pipeline.stages'?)"),
         ("[axes]", "[axes]\nseed = 3", "axes.seed: Input should be a valid list"),
         ("[axes]", "[axes]\ntopology = []", "axis topology must be a list with at least one value"),
-        ("[axes]", "[[exclude]]\ncodex = 1\n[axes]", "did you mean 'codec'?"),
-        ("[axes]", "[[only]]\ntraining.step = 1\n[axes]", "did you mean 'training.steps'?"),
         ("[axes]", "[[variants]]\ntraining.step = 1\n[axes]", "there is no key 'training.step'"),
         ("[axes]", "[tune]\nfeld = 1\n[axes]", "there is no key 'tune.feld' (did you mean 'tune.field'?)"),
         ("[quick.axes]", "[quick.axis]", "there is no key of [quick]"),
-        ("[cell]", "repeat = 2\n[cell]", "there is no key 'repeat' (did you mean 'repeats'?)"),
         ("[cell]", 'order = "shuffled"\n[cell]', "order: Input should be 'grouped' or 'interleaved', found 'shuffled'"),
         ("[cell]", "repeats = 0\n[cell]", "repeats: Input should be greater than or equal to 1, found 0"),
-        ("[cell]", "repeats = true\n[cell]", "repeats: Input should be a valid integer, found True"),
         ('compute.mode = "calibrated"', "", "compute is not stated"),
         ('compute.mode = "calibrated"', 'compute = "fast"', "compute: "),
         ('compute.mode = "calibrated"', 'compute.mode = "paced"\ncompute.device = "t5"', "did you mean 't4'?"),

@@ -23,6 +23,7 @@ from testbed.report import predicted
 from testbed.report.experiments import figures_program
 from testbed.sweep import predict
 from testbed.vm import find_clock_kernel
+from tests.known import known
 from tests.play.test_trace_commands import run_command
 
 FILE = """
@@ -59,8 +60,7 @@ def planned_of(folder: Path, text: str = FILE, *, quick: bool = False) -> list[p
 
 def test_a_shape_is_what_flops_bytes_and_the_codec_say() -> None:
     shape = resolve_shape(JOB, "it")
-    speed = load_device("rtx-3090").speed("bf16")
-    assert speed is not None
+    speed = known(load_device("rtx-3090").speed("bf16"))
     tokens, width = 2 * 128, 768
     products = 6 * 12 * width**2 * 2 * tokens + 6 * 4 * 128 * tokens * width
     head = 2 * width * 50257 * tokens
@@ -167,8 +167,7 @@ def test_every_shipped_file_makes_cells() -> None:
 @pytest.mark.clock_kernel
 def test_what_is_played_is_near_its_ideal_and_is_played_once(tmp_path: Path) -> None:
     """Nothing else is on the links: what is left above the ideal is TCP's."""
-    kernel = find_clock_kernel()
-    assert kernel is not None
+    kernel = known(find_clock_kernel())
     planned, said = planned_of(tmp_path), list[str]()
     predict.play_missing(planned, tmp_path / "results", kernel, say=said.append)
     assert said[0] == "6 cells are missing"
@@ -221,8 +220,7 @@ def test_steps_that_neither_repeat_nor_settle_are_called_so(tmp_path: Path, monk
 @pytest.mark.clock_kernel
 @pytest.mark.parametrize("name", sorted(predict.cell_files()))
 def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: Path) -> None:
-    kernel = find_clock_kernel()
-    assert kernel is not None
+    kernel = known(find_clock_kernel())
     planned = predict.plan_cells(name, quick=True)
     predict.play_missing(planned, tmp_path, kernel, say=lambda text: None)
     frame = predict.predictions(planned, tmp_path)
@@ -266,6 +264,5 @@ def test_nothing_that_was_played_is_faster_than_its_ideal(name: str) -> None:
     cells = {each.cell.id: each.cell for each in predict.plan_cells(name) if each.cell.id in played}
     assert len(cells) >= 10
     for cell_id in list(cells)[:: 1 + len(cells) // 40]:
-        ideal_ns = predict.compute_ideal(cells[cell_id])["ideal_ns"]
-        assert ideal_ns is not None
+        ideal_ns = known(predict.compute_ideal(cells[cell_id])["ideal_ns"])
         assert ideal_ns / 1e9 <= played[cell_id] * (1 + 5e-6)  # six digits were kept

@@ -8,20 +8,15 @@ import re
 import pytest
 from rich.console import Console
 
-from testbed.metrics import summarise
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import LinkCounters, Sample, Summary
 from testbed.spec import Cell, Paced
-from testbed.sweep.progress import SweepProgress, Turn, draw_progress
-from tests.synthetic import Pipeline, cell
+from testbed.sweep.progress import SweepProgress, draw_progress
+from tests.synthetic import cell, ended
 
 
 def summary(one: Cell, status: str = "ok") -> Summary:
-    pipeline = Pipeline(one.profiles)
-    for _ in range(4):
-        pipeline.run(0)
-    error = None if status == "ok" else "it broke"
-    return summarise(one, None, None, pipeline.records, status=status, error=error)  # type: ignore[arg-type]
+    return ended(one, status, error=None if status == "ok" else "it broke", step_s=0.25)
 
 
 def sample(at_s: float, up_bytes: int, down_bytes: int = 0) -> Sample:
@@ -38,14 +33,6 @@ def shown(watch: SweepProgress, height: int = 24) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_a_rate_is_what_a_link_carried_in_the_time_between() -> None:
-    turn = Turn(cell())
-    assert turn.rates_bps == {}
-    for one in (sample(1, 0), sample(1.5, 500_000, 1), sample(3, 1_000_000, 2_000_000)):
-        turn.samples.append(one)
-    assert turn.rates_bps == {"node-0": (4e6, 8e6)}
-
-
 @pytest.mark.parametrize("dilation", [1, 4])
 def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
     compute = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated", dilation=dilation)
@@ -53,13 +40,15 @@ def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
     watch = SweepProgress(Console(file=io.StringIO()), [one])
     watch.begin(one)
     watch.step(StepDone(step=0, loss=2.5, seconds=4.0, tokens=1000))
+    assert watch.turns[0].rates_bps == {}
     watch.carried(sample(1, 0))
     watch.carried(sample(1, 0))  # the same again
-    watch.carried(sample(2, 1_000_000))
+    watch.carried(sample(1.5, 900_000, 1))
+    watch.carried(sample(2, 1_000_000, 2_000_000))
     turn = watch.turns[0]
     assert (turn.done, turn.step_s, turn.tokens_per_s) == (1, 4 / dilation, 250 * dilation)
-    assert turn.rates_bps["node-0"][0] == 8e6 * dilation
-    assert len(turn.samples) == 2
+    assert turn.rates_bps == {"node-0": (8e6 * dilation, 16e6 * dilation)}
+    assert len(turn.samples) == 3
 
 
 def test_every_run_leaves_one_plain_line() -> None:

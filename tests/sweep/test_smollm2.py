@@ -15,30 +15,24 @@ from transformers import LlamaForCausalLM
 
 from testbed import results
 from testbed.records import StepRecord
-from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
 from tests import forked
+from tests.commands import run_testbed, sets
+from tests.known import known
+from tests.specs import text_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "smollm2-135m"
-_FIELDS = {
-    "workload.sequence_length": 64,
-    "workload.batch_size": 4,
-    "workload.validation_batches": 1,
-    "pipeline.microbatches": 2,
-    "pipeline.in_flight": 2,
-    "optimiser.learning_rate": 5e-5,
-    "training.warmup_steps": 1,
+_FIELDS = (
+    *("workload.sequence_length=64", "workload.batch_size=4", "workload.validation_batches=1"),
+    *("pipeline.microbatches=2", "pipeline.in_flight=2", "optimiser.learning_rate=5e-5", "training.warmup_steps=1"),
     # stated, so that nothing is calibrated
-    "codec_cost": "zero",
-    "compute.mode": "paced",
-    "compute.forward": "20ms",
-    "compute.backward": "40ms",
-}
+    *("codec_cost=zero", "compute.mode=paced", "compute.forward=20ms", "compute.backward=40ms"),
+)
 
 
 def fetch(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -67,9 +61,7 @@ def test_where_it_cannot_be_fetched_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> None:
-    spec = TextSpec(
-        family="llama", model=MODEL, text="bundled", sequence_length=256, batch_size=1, validation_batches=1
-    )
+    spec = text_spec(MODEL, family="llama", sequence_length=256, batch_size=1)
     models.check_workload(spec, 4)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = lzma.decompress((ASSETS / "sotu_half.txt.xz").read_bytes()).decode("utf8")[1_000_000:1_004_000]
@@ -92,14 +84,12 @@ def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.root
 @pytest.mark.usefixtures("folder")
 def test_fine_tuning_over_a_home_line(tmp_path: Path) -> None:
-    sets = [part for name, value in _FIELDS.items() for part in ("--set", f"{name}={value}")]
-    command = ["-m", "testbed", "run", "--model", MODEL, "--stages", "2", "--codec", "int8", "--steps", "3"]
-    command += ["--profile", "consumer-80mbps", "--results", str(tmp_path), *sets]
-    done = forked.run(command, env=os.environ)
+    command = ["run", "--model", MODEL, "--stages", "2", "--codec", "int8", "--steps", "3"]
+    command += ["--profile", "consumer-80mbps", "--results", str(tmp_path), *sets(*_FIELDS)]
+    done = run_testbed(*command, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = results.runs(tmp_path / "run")
-    summary = run.summary
-    assert summary is not None
+    summary = known(run.summary)
     assert (summary.status, summary.steps) == ("ok", 3)
 
     def losses(records: list[StepRecord], phase: str) -> list[float]:

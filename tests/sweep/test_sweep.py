@@ -12,8 +12,9 @@ import pytest
 
 from testbed import results
 from testbed.sweep.interrupt import MESSAGE
-from tests.commands import Command, losses
+from tests.commands import Command, losses, sets
 from tests.forked import Started
+from tests.known import known
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,7 +47,7 @@ def test_a_killed_controller_leaves_nothing(command: Command) -> None:
 
 def test_ctrl_c_once_ends_the_step_and_what_is_missing_is_made_then(command: Command) -> None:
     """A sweep of two cells is interrupted in its first run."""
-    small = ["--set", "pipeline.stages=2", "--set", "training.steps=40"]
+    small = sets("pipeline.stages=2", "training.steps=40")
     sweep = ["sweep", "sweep.toml", "--no-report", "--engine", command.engine, *small]
     folder = command.write_experiment("", 'codec = ["fp32", "delta-int8"]\nprofile = ["consumer-80mbps"]')
     process = command.start(*sweep)
@@ -59,8 +60,7 @@ def test_ctrl_c_once_ends_the_step_and_what_is_missing_is_made_then(command: Com
     assert "Traceback" not in output
     _check_nothing_is_left(command)
     (run,) = results.runs(folder)
-    summary = run.summary
-    assert summary is not None
+    summary = known(run.summary)
     assert summary.status == "interrupted"
     assert summary.ended is None
     assert [len(run.steps(stage)) for stage in range(2)] == [summary.steps] * 2  # both stages ended with the same step
@@ -73,8 +73,7 @@ def test_ctrl_c_once_ends_the_step_and_what_is_missing_is_made_then(command: Com
     assert made == ["fp32", "delta-int8"]  # the one that was interrupted is among them
     for cell_id in results.last_sweep(folder).cells:
         (done,) = results.finished_runs(folder, cell_id)
-        assert done.summary is not None
-        assert done.summary.steps == 40
+        assert known(done.summary).steps == 40
         assert None not in losses(done)
     assert "0 runs to make" in command.finish("plan", "sweep.toml", "--engine", command.engine, *small)
 
@@ -101,7 +100,7 @@ def test_a_learning_rate_is_chosen_before_the_sweep(command: Command) -> None:
     tune = 'field = "optimiser.learning_rate"\nvalues = [1e-9, 3e-3]\nsteps = 6\nseeds = [0]\nquick = true'
     axes = 'codec = ["int8"]\nprofile = ["consumer-80mbps"]'
     folder = command.write_experiment("", f"{axes}\n[tune]\n{tune}")
-    small = ["--set", "pipeline.stages=1", "--set", "training.steps=4", "--set", "training.evaluate_every=2"]
+    small = sets("pipeline.stages=1", "training.steps=4", "training.evaluate_every=2")
     flags = ["sweep.toml", "--engine", command.engine, *small]
     before = command.finish("plan", *flags)
     assert "1 arms x 2 values x 1 seeds = 2 runs of 6 steps" in before

@@ -13,7 +13,6 @@ import pytest
 
 from testbed import forks
 from testbed.errors import StageError, TestbedError, UserError
-from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.memory import predict_memory
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import read_json
@@ -22,15 +21,15 @@ from testbed.sweep.session import Tokens
 from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing, untrained
 from tests import small_replicas
 from tests.small_replicas import DIGITS
+from tests.specs import text_spec
 
 VOCABULARY = 96
 
 
 def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, **workload: Any) -> Recipe:
-    text = {"text": "none", "sequence_length": 16, "batch_size": 4, "validation_batches": 2, **workload}
     return Recipe(
         codec=codec,
-        workload=TextSpec(family=model.partition("-")[0], model=model, **text),
+        workload=text_spec(model, **{"text": "none", "sequence_length": 16, "validation_batches": 2, **workload}),
         pipeline=PipelineSpec(stages=2, microbatches=2, schedule="1f1b", in_flight=2),
         optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
         training=TrainingSpec(steps=steps, warmup_steps=1, seed=3, evaluate_every=0),
@@ -39,13 +38,9 @@ def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, *
 
 class Heard:
     def __init__(self) -> None:
-        self.messages: list[tuple[str, StepDone | EvaluationDone]] = []
         self.ended: dict[str, TestbedError | None] = {}
 
     def note(self, message: str) -> None: ...
-
-    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
-        self.messages.append((recipe.id, message))
 
     def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
         self.ended[recipe.id] = error
@@ -74,7 +69,6 @@ def test_trained_once_kept_and_the_same_however_many_train_at_once(tmp_path: Pat
     assert not together.failures
     assert texts.asked == 1
     assert heard.ended == {recipe.id: None for recipe in recipes}
-    assert {name for name, _ in heard.messages} == together.folders.keys()
     home = tmp_path / "one" / FOLDER
     assert sorted(path.name for path in home.iterdir()) == sorted(together.folders), "no job or draft is left"
 
@@ -93,12 +87,13 @@ def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path
     long, short = a_recipe(steps=100_000), a_recipe("int8")
 
     class Kills(Heard):
-        def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
-            super().training(recipe, message)
-            if recipe == long and short.id in self.ended and message.step:
+        def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
+            super().trained(recipe, error)
+            if recipe == short:
+                assert any((tmp_path / FOLDER).glob(f".{long.id}.draft/steps-*")), "it has begun"
                 server = forks.server()
-                trained = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-                os.kill(int(trained[-1]), signal.SIGKILL)
+                (left,) = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+                os.kill(int(left), signal.SIGKILL)
 
     found = train_missing([long, short], tmp_path, prepare=Texts(tmp_path), progress=Kills(), at_once=2)
     assert list(found.folders) == [short.id]
