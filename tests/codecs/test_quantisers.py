@@ -146,10 +146,18 @@ def test_a_rotation_that_overflows_leaves_what_the_inner_codec_remembers() -> No
     assert all(torch.equal(value, before[name]) for name, value in memory.shared().items())
 
 
-@pytest.mark.parametrize("text", ["hadamard(int4, 48)", "tah(tile=48)"])
-def test_tiles_must_be_powers_of_two(text: str) -> None:
-    with pytest.raises(SpecError, match="power of two"):
-        make(text, FORWARD)
+@pytest.mark.parametrize(
+    ("text", "context", "wrong"),
+    [
+        ("hadamard(int4, 48)", FORWARD, "power of two"),
+        ("tah(tile=48)", FORWARD, "power of two"),
+        ("tah(bits=5)", BACKWARD, "5 bits"),
+        ("acsgd(1)", FORWARD, "2 to 8"),
+    ],
+)
+def test_settings_within_their_range_that_make_no_sense(text: str, context: Context, wrong: str) -> None:
+    with pytest.raises(SpecError, match=wrong):
+        make(text, context)
 
 
 # ------------------------------------------------------------------ cosines
