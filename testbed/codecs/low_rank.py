@@ -165,8 +165,7 @@ class CodedLowRank(Wrapper):
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """Decode both factors, and multiply them. CodecError where they do not fit the shape."""
-        size = memoryview(payload).nbytes
-        opened = header.open_payload(payload, self.code, lambda shape: size - header.header_bytes(len(shape)))
+        opened = header.open_any(payload, self.code)
         if opened.visit or len(opened.body) < _LENGTH.size:
             raise CodecError(
                 f"cannot decode {key}: {len(opened.body)} bytes with visit number {opened.visit} of two factors"

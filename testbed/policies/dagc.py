@@ -1,7 +1,7 @@
 """DAGC: workers with more data compress less, under a mean that all share.
 
-DAGC-R gives ratios to a relative compressor such as top-k, DAGC-A thresholds to an absolute one. Both go by the data
-share to the power 2/3, from minimising the heterogeneity term of the convergence bound for a fixed least ratio.
+This is DAGC-R, which gives ratios to a relative compressor such as top-k. They go by the data share to the power 2/3,
+from minimising the heterogeneity term of the convergence bound for a fixed least ratio.
 
 `released_ratios` is the released code's search. Its candidates are not the minimum of that term, and the result is not
 monotone in the shares, so `ratios`, the rule behind it, is what is used here.
@@ -20,39 +20,24 @@ from testbed.errors import SpecError
 POWER = 2 / 3
 
 
-def ratios(shares: Sequence[float], mean: float, *, caps: Sequence[float] | None = None) -> tuple[float, ...]:
+def ratios(shares: Sequence[float], mean: float) -> tuple[float, ...]:
     """Return a ratio for each worker, in proportion to its share of the data to the power 2/3, with this mean.
 
-    `caps` are the largest ratios that the workers' links allow, None: 1 each. Where one would be above its cap, it is
-    the cap, and the others share what is over; the mean is lower only where all are at their caps. SpecError unless the
-    shares are positive, the mean is above 0 and at most 1, and there is a cap above 0 and at most 1 for each.
+    Where one would be above 1, it is 1, and the others share what is over. SpecError unless the shares are positive
+    and the mean is above 0 and at most 1.
     """
     weights = _weights(shares)
-    most = list(caps or [1.0] * len(weights))
     if not 0 < mean <= 1:
         raise SpecError(f"a mean ratio of {mean:g}: it is above 0 and at most 1")
-    if len(most) != len(weights) or not 0 < min(most) <= max(most) <= 1:
-        raise SpecError(f"{len(weights)} workers need a cap each, above 0 and at most 1, not {most}")
     free, budget = set(range(len(weights))), mean * len(weights)
     while free:
         scale = budget / math.fsum(weights[worker] for worker in free)
-        capped = {worker for worker in free if weights[worker] * scale > most[worker]}
+        capped = {worker for worker in free if weights[worker] * scale > 1.0}
         if not capped:
             break
-        budget -= math.fsum(most[worker] for worker in capped)
+        budget -= len(capped)
         free -= capped
-    return tuple(weight * scale if worker in free else most[worker] for worker, weight in enumerate(weights))
-
-
-def thresholds(shares: Sequence[float], mean: float) -> tuple[float, ...]:
-    """Return a threshold for each worker, DAGC-A's: inversely in proportion to its share to the power 2/3, with this
-    harmonic mean. SpecError unless the shares and the mean are positive.
-    """
-    weights = _weights(shares)
-    if not mean > 0:
-        raise SpecError(f"a mean threshold of {mean:g}: it is above 0")
-    average = math.fsum(weights) / len(weights)
-    return tuple(mean * average / weight for weight in weights)
+    return tuple(weight * scale if worker in free else 1.0 for worker, weight in enumerate(weights))
 
 
 def released_ratios(shares: Sequence[float], mean: float) -> tuple[float, ...]:

@@ -3,9 +3,9 @@
 Device i takes `step_s` for a local step and `full_s` to send a message of ratio 1; a round of k steps and ratio d then
 takes `k step_s + d full_s`. The server aggregates every `period_s`. What is minimised is the released code's objective,
 
-    ((k step_s + d full_s)^2 (2 - d) + period_s^2) / (k d^power period_s^2),
+    ((k step_s + d full_s)^2 (2 - d) + period_s^2) / (k d^(1/2) period_s^2).
 
-with power 1/2. The appendix prints power 1 without the period; its minimum lies at d = 1 for every device of the two
+The appendix prints d without the root and without the period; its minimum lies at d = 1 for every device of the two
 released configurations that were tried. The objective has two basins, so the whole grid is searched.
 
 Source: FedLuck, arXiv 2407.05125, Euro-Par 2024; github.com/Aegsteh-T/FedLuck_Euro_Par, AsyncClient.py.
@@ -40,12 +40,11 @@ def objective(
     step_s: float,
     full_s: float,
     period_s: float,
-    power: float = 0.5,
 ) -> npt.NDArray[np.float64]:
     """Return what is minimised, for arrays that go together."""
     k, d = np.asarray(local_steps, np.float64), np.asarray(ratio, np.float64)
     round_s = k * step_s + d * full_s
-    return np.asarray((round_s**2 * (2 - d) + period_s**2) / (k * d**power * period_s**2))
+    return np.asarray((round_s**2 * (2 - d) + period_s**2) / (k * d**0.5 * period_s**2))
 
 
 def choose(step_s: float, full_s: float, period_s: float) -> DeviceChoice:

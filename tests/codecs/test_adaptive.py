@@ -11,7 +11,6 @@ from testbed.codecs.adaptive import Adaptive
 from testbed.codecs.contract import MessageKey, ObservesLink
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
-from testbed.errors import CodecError
 
 SHAPE = (4, 64, 128)
 FP32_BYTES = 4 * 4 * 64 * 128
@@ -59,21 +58,6 @@ def test_without_measurements_it_stays_mild_and_small_ones_do_not_count() -> Non
     for step in range(3):
         codec.observe(100, 1.0)
         assert bytes(codec.encode(normal(step), MessageKey("train", step, 0, ())))[1] == 0
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"bytes": [None, None]}, {"bytes": ["1", None, None]}, {"link": [1.0]}, {"link": None}]
-)
-def test_a_state_of_another_kind_is_refused_and_changes_nothing(wrong: dict[str, object]) -> None:
-    text = "adaptive(50, delta(int8))"
-    one, other = make(text, FORWARD), make(text, FORWARD)
-    assert isinstance(one, Adaptive)
-    assert isinstance(other, Adaptive)
-    one.encode(normal(0), MessageKey("train", 0, 0, ()))
-    before = str(other.state())
-    with pytest.raises(CodecError, match="cannot load a state"):
-        other.load({**one.state(), **wrong})
-    assert str(other.state()) == before
 
 
 def test_measurements_reach_it_through_wrappers() -> None:

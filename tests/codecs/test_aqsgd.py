@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from testbed.codecs.check.tensors import normal
 from testbed.codecs.contract import MessageKey
 from testbed.codecs.make import make
 from testbed.codecs.memory.aqsgd import AqSgd
-from testbed.codecs.memory.examples import ExampleKey, Examples
+from testbed.codecs.memory.examples import Examples
 from testbed.errors import CodecError
 
 SHAPE = (4, 6, 32)
@@ -43,40 +42,6 @@ def held_bytes(store: Examples) -> tuple[int, int]:
 def activations(ids: tuple[int, ...], step: int) -> Tensor:
     """Of examples that change little from visit to visit."""
     return torch.stack([normal(6, 32, seed=one) + 1e-3 * step * normal(6, 32, seed=one + 1000) for one in ids])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "aqsgd(int4)",
-        "aqsgd(acsgd(bits=4), bf16)",
-        "aqsgd(int4, memory_mb=0.005)",
-        pytest.param("aqsgd(powersgd(2))", marks=pytest.mark.slow),
-    ],
-)
-def test_both_ends_are_bit_identical_after_300_steps_and_after_a_resync(text: str) -> None:
-    sender, receiver = ends(text)
-    draw, lost = random.Random(1), set[int]()
-    for step in range(300):
-        ids = tuple(draw.sample(range(16), 4))
-        key, x = MessageKey("train", step, 0, ids), activations(ids, step)
-        payload = sender.encode(x, key)
-        if step == 200:
-            lost = set(ids)
-            continue
-        if lost & set(ids):
-            with pytest.raises(CodecError, match="lost"):
-                receiver.decode(payload, key)
-            sender.reset()
-            payload, lost = sender.encode(x, key), set()
-        decoded = receiver.decode(payload, key)
-        assert float((decoded - x).norm() / x.norm()) < 0.2
-        if step < 200:
-            assert alike(sender, receiver)
-    # After a reset the receiver still holds what the sender has forgotten; all that has come back since is the same.
-    ours, theirs = sender.shared(), receiver.shared()
-    assert len(ours) == 2 * 16
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_bytes_of_first_and_later_visits_and_of_both_at_once() -> None:
@@ -173,21 +138,9 @@ def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch: pytest.Monkey
 def test_an_example_of_another_shape_is_new() -> None:
     sender, receiver = ends("aqsgd(int4, memory_mb=0)")
     for step, width in enumerate((8, 8, 16, 16, 8)):
-        key, x = MessageKey("train", step, 0, (5,)), normal(1, 3, width, seed=step)
+        key, x = MessageKey("train", step, 0, (5, 6)), normal(2, 3, width, seed=step)
         decoded = receiver.decode(sender.encode(x, key), key)
-        assert decoded.shape == x.shape
+        assert (decoded - x).norm() < 0.2 * x.norm()
+        assert torch.equal(sender.examples.gather([("train", (5,)), ("train", (6,))], (3, width)), decoded)
         assert int(sender.shared()["train/5/visit"]) == (1 if step in (1, 3) else 0)
         assert alike(sender, receiver)
-
-
-def test_a_store_holds_what_it_was_given() -> None:
-    store = Examples(memory_bytes=80)
-    keys: list[ExampleKey] = [("train", (one,)) for one in range(4)]
-    store.put(keys, [0] * 4, values := normal(4, 5))
-    assert torch.equal(store.gather(keys[::-1], (5,)), values.flip(0))
-    assert held_bytes(store) == (80, 0)
-    store.put(keys, [1] * 4, wider := normal(4, 7))
-    assert torch.equal(store.gather(keys, (7,)), wider)
-    in_memory, in_file = held_bytes(store)
-    assert in_memory <= 80
-    assert in_memory + in_file == 4 * 4 * 7

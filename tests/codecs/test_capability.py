@@ -11,6 +11,7 @@ from strangers import Good, Narrow
 from torch import Tensor
 
 from testbed.codecs.adaptive import Adaptive
+from testbed.codecs.check.verdicts import same
 from testbed.codecs.contract import (
     Codec,
     Context,
@@ -137,6 +138,34 @@ def test_several_parts_answer_together_and_load_all_or_nothing() -> None:
     assert one.forward is other.forward is codec
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong", "why"),
+    [
+        ("delta-int8", {"memory": {"memory": [("train", 0, 300, torch.zeros(1))]}}, "255"),
+        ("delta-int8", {"memory": {"memory": [("train", 0, 1, torch.zeros(1).int())]}}, "not fp32"),
+        ("delta-int8", {"memory": {"memory": [("x", 0, 1, torch.zeros(1))]}}, "'train'"),
+        ("delta-int8", {"memory": {"memory": [7]}}, "no rows"),
+        ("ef(topk(0.2))", {"owed": [("train", 0, 0, torch.zeros(1).int())]}, "not fp32"),
+        ("topk-shared(0.1)", {"masks": [("train", 0, 0, (4, 40), torch.zeros(3, dtype=torch.uint8))]}, "not this"),
+        ("adaptive(50, delta(int8))", {"bytes": [None, None]}, "three codecs"),
+        ("adaptive(50, delta(int8))", {"bytes": ["1", None, None]}, "three codecs"),
+        ("adaptive(50, delta(int8))", {"link": [1.0]}, "three codecs"),
+    ],
+)
+def test_a_state_in_which_a_part_is_wrong_is_refused_and_changes_nothing(
+    text: str, wrong: dict[str, object], why: str
+) -> None:
+    codecs = make(text, FORWARD), make(text, FORWARD)
+    codecs[0].encode(torch.ones(4, 40), KEY)
+    used, fresh = (capability(codec, Stateful) for codec in codecs)
+    assert used is not None
+    assert fresh is not None
+    before = fresh.state()
+    with pytest.raises(CodecError, match=f"cannot load a state.*{why}"):
+        fresh.load({**used.state(), **wrong})
+    assert same(fresh.state(), before)
+
+
 def test_a_codec_with_the_methods_answers_for_what_it_wraps() -> None:
     inner = Counts()
     codec = make("adaptive(5)", FORWARD)
@@ -150,9 +179,9 @@ def test_a_codec_with_the_methods_answers_for_what_it_wraps() -> None:
 
 
 def test_only_what_remembers_needs_a_twin() -> None:
-    for text, same in (("int8", True), ("zstd(int8)", True), ("zstd(delta-int8)", False), ("powersgd(4)", False)):
+    for text, one in (("int8", True), ("zstd(int8)", True), ("zstd(delta-int8)", False), ("powersgd(4)", False)):
         codec = make(text, FORWARD)
-        assert (twin(codec) is codec) == same
+        assert (twin(codec) is codec) == one
 
 
 def test_walk_meets_every_codec_inside() -> None:

@@ -8,8 +8,6 @@ from typing import Any, cast
 import pytest
 import torch
 from ends import FORWARD, key_at
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from testbed.codecs.check.tensors import normal
 from testbed.codecs.make import make
@@ -23,26 +21,6 @@ def feedback(text: str) -> ErrorFeedback:
     return codec
 
 
-@given(
-    inner=st.sampled_from(
-        ["topk(0.1)", "topk(0.3, fp32)", "mask(0.2)", "randk(0.2)", "columns(0.2)", "powersgd(2)", "bf16"]
-    ),
-    seed=st.integers(0, 99),
-    steps=st.integers(1, 6),
-)
-@settings(max_examples=60, deadline=None)
-def test_what_is_decoded_and_what_is_owed_are_the_input_and_what_was_owed(inner: str, seed: int, steps: int) -> None:
-    sender, receiver = feedback(f"ef({inner})"), feedback(f"ef({inner})")
-    owed = torch.zeros(())
-    for step in range(steps):
-        x = normal(4, 48, seed=100 * seed + step)
-        decoded = receiver.decode(bytes(sender.encode(x, key_at(step))), key_at(step))
-        left = sender.residual(key_at(step))
-        total = (x + owed).double()
-        assert bool(((decoded.double() + left.double() - total).abs() <= 1e-6 * (total.abs() + decoded.abs())).all())
-        owed = left
-
-
 def test_another_shape_begins_with_nothing_owed() -> None:
     codec = feedback("ef(topk(0.2))")
     codec.encode(normal(3, 40), key_at(0))
@@ -51,17 +29,6 @@ def test_another_shape_begins_with_nothing_owed() -> None:
 
 
 # ------------------------------------------------------------------ lazily
-def test_within_a_step_only_the_last_error_is_lost() -> None:
-    sender, receiver = feedback("lazy(powersgd(2))"), feedback("lazy(powersgd(2))")
-    for step in range(3):
-        given_, got = torch.zeros(16, 32), torch.zeros(16, 32)
-        for part in range(5):
-            x = normal(16, 32, seed=10 * step + part)
-            given_ += x
-            got += receiver.decode(bytes(sender.encode(x, key_at(step, part))), key_at(step, part))
-        torch.testing.assert_close(got + sender.residual(key_at(step, 4)), given_, rtol=1e-5, atol=1e-5)
-
-
 def test_what_is_owed_is_dropped_when_the_step_ends() -> None:
     lazy = feedback("lazy(topk(0.2))")
     for part in range(3):
@@ -70,9 +37,6 @@ def test_what_is_owed_is_dropped_when_the_step_ends() -> None:
     plain = bytes(make("topk(0.2)", FORWARD).encode(x, key_at(1)))
     assert bytes(lazy.encode(x, key_at(1))) == plain
     assert bytes(lazy.encode(x, key_at(1, 1))) != plain
-
-
-# ------------------------------------------------------------------ state
 
 
 def test_an_error_that_is_not_finite_is_refused_and_forgotten() -> None:
@@ -88,18 +52,6 @@ def test_after_a_reset_nothing_is_owed() -> None:
     assert codec.residual(key_at(0)).norm() > 0
     codec.reset()
     assert codec.residual(key_at(0)).norm() == 0
-
-
-@pytest.mark.parametrize(
-    "wrong", [{}, {"parts": {}, "owed": [("train", 0, 0, torch.zeros(1, dtype=torch.int32))]}, {"owed": []}]
-)
-def test_a_state_of_another_kind_is_refused(wrong: dict[str, Any]) -> None:
-    codec = feedback("ef(topk(0.2))")
-    codec.encode(normal(3, 40), key_at(0))
-    before = codec.residual(key_at(0))
-    with pytest.raises(CodecError):
-        codec.load(wrong)
-    assert torch.equal(codec.residual(key_at(0)), before)
 
 
 # ------------------------------------------------------------------ EF21

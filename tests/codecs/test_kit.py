@@ -20,10 +20,10 @@ from testbed.message_key import Direction
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "fp8": ("fp8", "fp8(e5m2)"),
-    "int8": ("int8", "int8(group=64, asymmetric)", "int8(stochastic)"),
+    "int8": ("int8", "int8(group=64, asymmetric)", "int8(group=32, asymmetric, stochastic)"),
     "int6": ("int6", "int6(group=32)"),
     "int4": ("int4", "int4(group=64)", "int4(group=32, asymmetric)", "int4(group=128, stochastic)", "int4(midrise)"),
-    "int3": ("int3(group=64)",),
+    "int3": ("int3(group=64)", "int3(midrise, stochastic)"),
     "int2": ("int2(group=64)", "int2(group=32, asymmetric)"),
     "int1": ("int1", "int1(group=64)"),
     "blockwise-8": ("blockwise-8", "blockwise-8(256)"),
@@ -47,14 +47,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "ef21": ("ef21(topk(0.1))", "ef21(powersgd(4))"),
     "delta": ("delta(int4(group=64))", "delta(delta(int8))", "delta(topk(0.1), bf16)", "delta(powersgd(4))"),
     "delta-open": ("delta-open(int4(group=64))",),
-    "aqsgd": ("aqsgd", "aqsgd(int2(group=64), bf16, memory_mb=0.01)", "aqsgd(acsgd, direct)"),
+    "aqsgd": ("aqsgd", "aqsgd(int2(group=64), bf16, memory_mb=0.01)", "aqsgd(acsgd, direct)", "aqsgd(powersgd(2))"),
     "compactfusion": ("compactfusion", "compactfusion(lowrank(4))"),
     "lowrank": ("lowrank(8)",),
-    "zstd": ("zstd(bf16)", "zstd(int8)", "zstd(ef(topk(0.1)))", "zstd(topk-shared(0.1))"),
-    "entropy": ("entropy(int4(group=64))",),
+    "zstd": ("zstd(bf16)", "zstd(int8)", "zstd(delta(int8))", "zstd(ef(topk(0.1)))", "zstd(topk-shared(0.1))"),
+    "entropy": ("entropy(int4(group=64))", "entropy(fp32)"),
     "adaptive": ("adaptive(10)",),
     "subspace": ("subspace", "subspace(reparametrised)", "subspace(grassmann, every=16)"),
-    "bottleneck": ("bottleneck", "bottleneck(maxout)"),
+    "bottleneck": ("bottleneck", "bottleneck(maxout)", "bottleneck(3, maxout)"),
+    "resbm": ("resbm", "resbm(16)"),
     "subspace-free": ("subspace-free", "zstd(subspace-free)"),
 }
 """How each codec is checked; one that is not here, by its example."""

@@ -9,8 +9,6 @@ import pytest
 import torch
 import zstandard
 from ends import FORWARD, KEY
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs import lossless
@@ -23,21 +21,6 @@ OVERHEAD = 4 + 8 + 8
 
 def sizes(text: str, inner: str, x: Tensor) -> tuple[int, int]:
     return len(make(text, FORWARD).encode(x, KEY)), len(make(inner, FORWARD).encode(x, KEY))
-
-
-@pytest.mark.parametrize("wrapper", ["zstd", "entropy"])
-@pytest.mark.parametrize("inner", ["fp32", "bf16", "fp16", "int8", "int4", "int2", "topk(0.1)", "delta(int8)"])
-@given(rows=st.integers(0, 30), width=st.integers(1, 50), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_what_the_inner_codec_decodes(wrapper: str, inner: str, rows: int, width: int, seed: int) -> None:
-    x = normal(rows, width, seed=seed)
-    sender, receiver = make(f"{wrapper}({inner})", FORWARD), make(f"{wrapper}({inner})", FORWARD)
-    alone, other = make(inner, FORWARD), make(inner, FORWARD)
-    for step in range(2):
-        key = KEY._replace(step=step)
-        packed, plain = bytes(sender.encode(x, key)), alone.encode(x, key)
-        assert len(packed) <= len(plain) + OVERHEAD + 3 * 8
-        assert torch.equal(receiver.decode(packed, key), other.decode(plain, key))
 
 
 @pytest.mark.parametrize(("inner", "over"), [("int8", 0.02), ("int4", 0.02), ("int2", 0.1)])

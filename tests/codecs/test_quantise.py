@@ -54,42 +54,6 @@ def test_noise_is_uniform_and_the_same_for_ever() -> None:
 
 
 # ------------------------------------------------------------------ delta
-def test_closed_loop_error_stays_within_half_a_step() -> None:
-    sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
-    x, previous = normal(4, 32), torch.zeros(4, 32)
-    for step in range(1000):
-        x = x + 0.05 * normal(4, 32, seed=step + 1)
-        decoded = receiver.decode(sender.encode(x, key_at(step)), key_at(step))
-        scale = (x - previous).abs().amax(-1, keepdim=True) / 127
-        # fp32 rounding of the sum P + s q comes on top of the quantiser's half step
-        assert ((x - decoded).abs() <= scale / 2 * (1 + 2**-12) + x.abs() * 2**-22 + 1e-6).all()
-        previous = decoded
-
-
-def test_keys_do_not_mix() -> None:
-    sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
-    xs = {m: normal(2, 8, seed=m) for m in range(3)}
-    for step in range(3):
-        for m, x in xs.items():
-            receiver.decode(sender.encode(x, key_at(step, m)), key_at(step, m))
-    before = {name: value.clone() for name, value in receiver.shared().items()}
-    assert set(before) == {f"train/{m}{what}" for m in range(3) for what in ("", "/visit")}
-    key = MessageKey("evaluation", 3, 0, ())
-    receiver.decode(sender.encode(normal(2, 8, seed=9), key), key)
-    after = receiver.shared()
-    assert set(after) == set(before) | {"evaluation/0", "evaluation/0/visit"}
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
-def test_another_shape_starts_the_key_anew_at_both_ends() -> None:
-    sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
-    for step, shape in enumerate([(2, 8), (2, 8), (3, 8), (3, 8), (8, 3), (2, 8)]):
-        x = normal(*shape, seed=step)
-        payload = sender.encode(x, key_at(step))
-        assert torch.equal(receiver.decode(payload, key_at(step)), sender.shared()["train/0"])
-        assert torch.equal(sender.shared()["train/0/visit"], receiver.shared()["train/0/visit"])
-
-
 def test_a_lost_or_repeated_message_is_noticed_even_after_many() -> None:
     sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
     payload = b""

@@ -55,14 +55,6 @@ def test_the_validation_split_depends_on_neither_length_nor_text_behind_it() -> 
         assert np.array_equal(longer[: len(validation)], validation)
 
 
-@given(count=st.integers(0, 500), purpose=st.text(max_size=10))
-@settings(max_examples=50, deadline=None)
-def test_shuffled_is_a_permutation_of_its_own(count: int, purpose: str) -> None:
-    order = windows.shuffled(count, purpose)
-    assert sorted(order.tolist()) == list(range(count))
-    assert np.array_equal(order, windows.shuffled(count, purpose))
-
-
 def test_targets_are_the_inputs_one_later() -> None:
     batch = served(32, 8, 0).train(0, 0, 1)
     assert batch.inputs.shape == batch.targets.shape == (8, 32)
@@ -114,14 +106,6 @@ def test_the_chosen_sequences_are_everyones_and_from_all_over_the_text() -> None
     assert len({sample * 4 // len(TOKENS) for sample in epoch(few, 0)}) == 4
     validated = [[d.validation(i, 0, 1).samples for i in range(3)] for d in (few, more, served(64, 4))]
     assert validated[0] == validated[1] == validated[2]
-
-
-def test_one_batch_again_and_again() -> None:
-    data = served(32, 4, training_sequences=4, order="fixed")
-    assert len({data.train(step, 0, 1).samples for step in range(5)}) == 1
-    assert len({data.train(step, 1, 2).samples for step in range(5)}) == 1
-    shuffled = served(32, 4, training_sequences=4)
-    assert len({shuffled.train(step, 0, 1).samples for step in range(5)}) > 1
 
 
 def test_every_stage_derives_the_same_in_whatever_order_it_asks() -> None:
@@ -183,12 +167,6 @@ def test_split_covers_the_layers_evenly(layers: int, data: st.DataObject) -> Non
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-
-
-@pytest.mark.parametrize("stages", [-1, 0, 7])
-def test_split_that_leaves_a_stage_without_layers(stages: int) -> None:
-    with pytest.raises(SpecError):
-        models.split_layers(6, stages)
 
 
 def test_table_and_windows_need_no_torch() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from testbed.codecs.bench import peers
 from testbed.codecs.check.cost import CodecTime, measure_codec, measure_in_model
-from testbed.codecs.check.subject import Subject, TrialEnd, subject_of
+from testbed.codecs.check.subject import TrialEnd, subject_of
 from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.trial_model import changes_model
 from testbed.errors import TestbedError
@@ -73,13 +73,6 @@ def codec_line(
     return {**line, "package": package, "bits_per_value": found.bits_per_value, "relative_error": found.relative_error}
 
 
-def model_codec_lines(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
-    """Measure a codec that changes the model, in both directions."""
-    backward = subject_of(text, "backward")
-    for direction, taken in measure_in_model(forward.spec, backward.spec, gradients, seconds=1.0).items():
-        yield {**_line(text, direction, gradients, taken), "layers_s": taken.layers_s}
-
-
 def _line(text: str, direction: Direction, tensors: list[Tensor], taken: CodecTime) -> dict[str, Any]:
     values = tensors[0].numel()
     return {
@@ -121,7 +114,10 @@ def _lines(text: str, tensors: dict[Direction, list[Tensor]]) -> Iterator[dict[s
     try:
         forward = subject_of(text, "forward")
         if changes_model(forward.spec):
-            yield from model_codec_lines(text, forward, tensors["backward"])
+            gradients = tensors["backward"]
+            measured = measure_in_model(forward.spec, subject_of(text, "backward").spec, gradients, seconds=1.0)
+            for direction, taken in measured.items():
+                yield {**_line(text, direction, gradients, taken), "layers_s": taken.layers_s}
             return
     except TestbedError as error:
         yield from ({"codec": text, "direction": direction, "failed": str(error)} for direction in _DIRECTIONS)

@@ -1,12 +1,13 @@
 """What a codec's class may say of itself, beyond the two methods of the contract. The kit holds it to what it says.
 
-All of it is optional, and for our own codecs the table's row says the rest.
+All of it is optional, and for our own codecs the table's row says the rest. A class or an instance may besides name a
+law, in an attribute `law`, and say in one called `exact` that hidden states lose nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -74,16 +75,3 @@ class Constraining(Protocol):
         constrains nothing.
         """
         ...
-
-
-def law_of(codec: Any) -> str | None:
-    """Return the law that a class or an instance names in an attribute `law`, in the words of `row.Law`; None where
-    it names none.
-    """
-    law = getattr(codec, "law", None)
-    return law if isinstance(law, str) else None
-
-
-def exact_of(codec: Any) -> bool:
-    """Whether a class that changes the model says, in an attribute `exact`, that hidden states lose nothing."""
-    return getattr(codec, "exact", False) is True

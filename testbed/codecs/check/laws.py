@@ -60,9 +60,9 @@ def _conversation(subject: Subject, steps: int) -> Iterator[tuple[MessageKey, Te
         yield key, x, receiver.decode(bytes(sender.encode(x, key)), key)
 
 
-def _once(subject: Subject, x: Tensor, key: MessageKey | None = None) -> Tensor:
+def _once(subject: Subject, x: Tensor) -> Tensor:
     """Return what a fresh pair makes of a tensor, in fp64."""
-    key = key or fitting(x)
+    key = fitting(x)
     return subject.fresh().decode(bytes(subject.fresh().encode(x, key)), key).double()
 
 

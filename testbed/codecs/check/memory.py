@@ -51,10 +51,11 @@ def saved(subject: Subject) -> str:
     sender, receiver = subject.fresh(), subject.fresh()
     for key, tensor in talk[:half]:
         receiver.decode(bytes(sender.encode(tensor, key)), key)
-    kept = _through_file(sender.state), _through_file(receiver.state)
     taken = sender.state, receiver.state
-    sender_again, receiver_again = _loaded(subject, kept[0]), _loaded(subject, kept[1])
-    size = 0
+    kept, sizes = zip(*map(_through_file, taken), strict=True)
+    sender_again, receiver_again = subject.fresh(), subject.fresh()
+    sender_again.load(kept[0])
+    receiver_again.load(kept[1])
     for number, (key, tensor) in enumerate(talk[half:]):
         for end in (sender, sender_again):
             observed(end, number)
@@ -67,10 +68,9 @@ def saved(subject: Subject) -> str:
         require(same(receiver_again.decode(payload, key), decoded), f"{key}: with its state loaded the decoder differs")
     for state, file in zip(taken, kept, strict=True):
         require(same(state, file), f"a state that was taken changed with later messages: {difference(state, file)}")
-        size += _bytes(state)
     for end in (sender, receiver):
         _refuses_others_states(end)
-    return f"{size / 2 / 1024:.0f} KiB an end here, as torch.save writes it"
+    return f"{sum(sizes) / 2 / 1024:.0f} KiB an end here, as torch.save writes it"
 
 
 def _refuses_others_states(end: TrialEnd) -> None:
@@ -87,25 +87,14 @@ def _refuses_others_states(end: TrialEnd) -> None:
             raise Broken(f"it loaded a state of {sorted(map(str, wrong))}, which none of its own is")
 
 
-def _through_file(state: Any) -> Any:
+def _through_file(state: Any) -> tuple[Any, int]:
+    """Return a state as a file holds it, and the file's size."""
     file = io.BytesIO()
     torch.save(state, file)
+    size = file.tell()
     file.seek(0)
-    return torch.load(
-        file, weights_only=True
-    )  # nothing but tensors and plain values: a file from elsewhere runs no code
-
-
-def _bytes(state: Any) -> int:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.tell()
-
-
-def _loaded(subject: Subject, state: dict[str, Any]) -> TrialEnd:
-    end = subject.fresh()
-    end.load(state)
-    return end
+    # nothing but tensors and plain values: a file from elsewhere runs no code
+    return torch.load(file, weights_only=True), size
 
 
 def lost_frame(subject: Subject) -> str:

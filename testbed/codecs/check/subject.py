@@ -12,7 +12,6 @@ from torch import Tensor
 from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.codecs.catalogue.row import CodecRow
-from testbed.codecs.check.claims import law_of
 from testbed.codecs.check.tensors import hidden
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload, Stateful
 from testbed.codecs.make import build_codec
@@ -116,8 +115,11 @@ class Subject:
 
     @property
     def law(self) -> str:
-        """The law that an instance names, which may depend on its settings or direction, or else the table's."""
-        return law_of(self.fresh().codec) or self.row.law
+        """The law that an instance names in an attribute `law`, which may depend on its settings or direction, in the
+        words of `row.Law`; or else the table's.
+        """
+        law = getattr(self.fresh().codec, "law", None)
+        return law if isinstance(law, str) else self.row.law
 
     @property
     def alone(self) -> Subject | None:

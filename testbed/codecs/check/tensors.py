@@ -46,26 +46,22 @@ def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = 
     return MessageKey(phase, step, microbatch, tuple(offset + first + i for i in range(batch)))
 
 
-def messages(
-    steps: int, *, seed: int = 0, evaluations: bool = True, dtype: torch.dtype = torch.float32
-) -> Iterator[TrialMessage]:
+def messages(steps: int, *, evaluations: bool = True) -> Iterator[TrialMessage]:
     """Yield the messages of `steps` steps of three micro-batches, with an evaluation of two after every tenth step.
 
     The tensors, of shape (2, 8, 16), move slowly, as training's do. The train messages are the same with and without
     evaluations.
     """
-    states = [hidden(BATCH, TOKENS, WIDTH, seed=seed * 1000 + part) for part in range(MICROBATCHES)]
+    states = [hidden(BATCH, TOKENS, WIDTH, seed=part) for part in range(MICROBATCHES)]
     for step in range(steps):
         for part in range(MICROBATCHES):
-            moved = normal(BATCH, TOKENS, WIDTH, seed=seed * 1_000_000 + step * MICROBATCHES + part + 17)
+            moved = normal(BATCH, TOKENS, WIDTH, seed=step * MICROBATCHES + part + 17)
             states[part] = states[part] + 0.1 * moved
-            yield TrialMessage(key_at(step, part), states[part].to(dtype))
+            yield TrialMessage(key_at(step, part), states[part])
         if evaluations and step % 10 == 0:
             for part in range(2):
-                yield TrialMessage(
-                    key_at(step, part, "evaluation"),
-                    hidden(BATCH, TOKENS, WIDTH, seed=seed + 5000 + step + part).to(dtype),
-                )
+                evaluated = hidden(BATCH, TOKENS, WIDTH, seed=5000 + step + part)
+                yield TrialMessage(key_at(step, part, "evaluation"), evaluated)
 
 
 def fitting(tensor: Tensor, step: int = 0) -> MessageKey:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from testbed.codecs.catalogue.codec_spec import CodecSpec
-from testbed.codecs.check.claims import exact_of
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
@@ -210,8 +209,11 @@ def changes_model(spec: CodecSpec) -> bool:
 
 
 def is_exact(spec: CodecSpec) -> bool:
-    """Whether the table, or its class, says that with a lossless codec inside hidden states come back as they were."""
-    return any(part.row.exact for part in spec.parts()) or exact_of(build_codec(spec, Context(0, 0, "forward")))
+    """Whether the table, or its class in an attribute `exact`, says that with a lossless codec inside hidden states
+    come back as they were.
+    """
+    codec = build_codec(spec, Context(0, 0, "forward"))
+    return any(part.row.exact for part in spec.parts()) or getattr(codec, "exact", False) is True
 
 
 def hook_of(codec: Codec, model: TrialStage, side: Side) -> Hook | None:

@@ -81,9 +81,7 @@ class Blockwise8(BodyCodec):
     code = 13
 
     def __init__(self, context: Context, block: int = 4096) -> None:
-        """`block` values share an absmax; the last block has what is left. ValueError for fewer than one."""
-        if block < 1:
-            raise ValueError(f"a block of {block} values: it has at least 1")
+        """`block` values share an absmax; the last block has what is left."""
         self._block = block
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:

@@ -19,7 +19,6 @@ coder: `zstd(haar(int8(group=64, asymmetric)))`.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,10 +28,8 @@ from torch import Tensor
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.wire import header
 from testbed.codecs.wire.header import Shape, rows_of
+from testbed.codecs.wire.message import check_written
 from testbed.codecs.wrap import States, bound_of, decode_as, law_of_bound, parts_with, size_of
-from testbed.errors import CodecError
-
-_LARGEST = 2.0**120
 
 
 class _Level(NamedTuple):
@@ -105,7 +102,9 @@ class Haar:
         self.inner = inner
         self._states = States(parts_with({"inner": inner}, Stateful))
         if (of_inner := size_of(inner)) is not None:
-            self.payload_bytes = lambda shape: _head_bytes(shape) + of_inner(_details_shape(shape))
+            self.payload_bytes = lambda shape: (
+                header.header_bytes(len(shape)) + _roots_bytes(shape) + of_inner(_details_shape(shape))
+            )
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Transform, and encode with the inner codec. CodecError names the message key where a coefficient is not
@@ -117,12 +116,8 @@ class Haar:
         details = torch.empty(_details_shape(shape))
         if x.numel():
             roots, details = transform(x.reshape(rows_of(shape)))
-            for part in (roots, details):
-                if part.numel() and not (largest := float(torch.linalg.vector_norm(part, math.inf))) <= _LARGEST:
-                    header.check_finite(part, key, "a transform")
-                    raise CodecError(
-                        f"cannot encode {key}: a coefficient of {largest:g} is too large to be transformed back"
-                    )
+            header.check_transformed(roots, key)
+            header.check_transformed(details, key)
             body.copy_(roots.contiguous().view(torch.uint8))
         return b"".join((start, self.inner.encode(details, key)))
 
@@ -130,15 +125,13 @@ class Haar:
         """Decode with the inner codec, and transform back. CodecError for the inner codec's reasons, or for a header
         or roots that no encoder writes.
         """
-        view = memoryview(payload)
-        view = view.cast("B") if view.contiguous and view.nbytes else memoryview(b"")
-        shape = _shape_of(view)
-        opened = header.open_payload(view[: _head_bytes(shape)], self.code, _roots_bytes)
-        if opened.visit:
-            raise CodecError(f"cannot decode {key}: no encoder writes visit number {opened.visit} here")
+        opened = header.open_any(payload, self.code)
+        shape, size = opened.shape, _roots_bytes(opened.shape)
+        check_written(not opened.visit, key, f"visit number {opened.visit} here")
+        check_written(len(opened.body) >= size, key, f"{len(opened.body)} bytes where {size} of roots begin")
         expected = torch.Size(_details_shape(shape))
         with self._states.parts_unchanged_on_error():
-            details = decode_as(self.inner, view[_head_bytes(shape) :], key, expected)
+            details = decode_as(self.inner, opened.body[size:], key, expected)
             if not opened.elements:
                 return torch.empty(shape)
             roots = header.as_tensor(opened.body, torch.float32, len(details))
@@ -161,19 +154,6 @@ def _roots_bytes(shape: Shape) -> int:
     return 4 * rows_of(shape)[1] if 0 not in shape else 0
 
 
-def _head_bytes(shape: Shape) -> int:
-    """Return how many bytes lie before the inner payload."""
-    return header.header_bytes(len(shape)) + _roots_bytes(shape)
-
-
 def _details_shape(shape: Shape) -> Shape:
     tokens, width = rows_of(shape)
     return (width, tokens - 1) if 0 not in shape else (0, 0)
-
-
-def _shape_of(view: memoryview) -> Shape:
-    """Return the shape that a header claims; () where there is none, which `open_payload` then refuses."""
-    axes = view[1] if len(view) > 1 else 0
-    if axes > header.MAX_AXES or len(view) < header.header_bytes(axes):
-        return ()
-    return tuple(view[4 : header.header_bytes(axes)].cast("I"))

@@ -91,13 +91,11 @@ class Integer(BodyCodec):
         none.
 
         rounding='auto' rounds activations to the nearest, and gradients, whose errors add up over steps,
-        stochastically. ValueError for any other width, and for a negative group.
+        stochastically. ValueError for any other width.
         """
         width = self.bits if bits is None else bits
         if width not in WIDTHS:
             raise ValueError(f"{width} bits: there are codes of {', '.join(map(str, WIDTHS))}")
-        if group < 0:
-            raise ValueError(f"a group of {group} channels: it has at least 1, or is 0 for the whole token")
         self._context, self._group = context, group
         self._stochastic = rounding == "stochastic" or (rounding == "auto" and context.direction == "backward")
         self.law = "unbiased" if self._stochastic else "bounded"

@@ -74,9 +74,7 @@ class Tah(BodyCodec):
     def __init__(
         self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6, per: Per = "token"
     ) -> None:
-        """`bits` is the gradients' business. ValueError for tiles that are not a power of two up to 256."""
-        if tile > 256:
-            raise ValueError(f"a tile of {tile} channels: a pivot has at most 8 bits, so 256 is the most")
+        """`bits` is the gradients' business. ValueError for tiles that are not a power of two."""
         hadamard.matrix(tile)
         self._tile, self._share, self._tau, self._per = tile, share, tau, per
         self._scratch, self._sizes = Scratch(), Scratch()

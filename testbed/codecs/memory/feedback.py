@@ -4,16 +4,15 @@ momentum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.remembered import Fp32, MicrobatchKey, Rows
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Loop, check_keys
+from testbed.codecs.wrap import Loop
 
 
 class _Owed(NamedTuple):
@@ -36,11 +35,11 @@ class Feedback(Loop):
 
     unshared = "decoder"  # the sender's, which has no counterpart: the receiver decodes with the inner codec itself
 
-    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0) -> None:
-        """Nothing in the context matters here: no number is drawn."""
+    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0, **memories: Stateful) -> None:
+        """Nothing in the context matters here: no number is drawn. `memories` are held beside E."""
         self._decay, self._scratch = decay, torch.empty(0)
         self._owed = Rows(dict[MicrobatchKey, _Owed])
-        super().__init__(inner, owed=self._owed)
+        super().__init__(inner, owed=self._owed, **memories)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode the tensor and what is owed.
@@ -105,10 +104,6 @@ class DecayedFeedback(Feedback):
     Source: DeMo (Peng et al., arXiv 2411.19870), decay 0.999; SparseLoCo (Sarfi et al., arXiv 2508.15706), decay 0.95.
     """
 
-    def __init__(self, context: Context, *, inner: Codec, decay: float = 0.95) -> None:
-        """See `Feedback`."""
-        super().__init__(context, inner=inner, decay=decay)
-
 
 class MomentumFeedback(Feedback):
     """Deep gradient compression's memory: momentum before error feedback, U = m U + X, V = V + U, and C(V) is sent.
@@ -123,8 +118,8 @@ class MomentumFeedback(Feedback):
 
     def __init__(self, context: Context, *, inner: Codec, momentum: float = 0.9) -> None:
         """See `Feedback`."""
-        super().__init__(context, inner=inner)
         self._momentum, self._velocity = momentum, Rows(dict[MicrobatchKey, _Velocity])
+        super().__init__(context, inner=inner, velocity=self._velocity)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode V. CodecError as `Feedback.encode` raises it."""
@@ -136,23 +131,6 @@ class MomentumFeedback(Feedback):
         velocity[target != self._owed.rows[self._key(key)].value] = 0.0
         self._velocity.rows[self._key(key)] = _Velocity(velocity)
         return payload
-
-    def state(self) -> dict[str, Any]:
-        """Return every V and U, and the inner codec's state."""
-        return {"feedback": super().state(), "velocity": self._velocity.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. CodecError for anything else."""
-        check_keys(state, {"feedback", "velocity"})
-        velocity = Rows(dict[MicrobatchKey, _Velocity])
-        velocity.load(state["velocity"])
-        super().load(state["feedback"])
-        self._velocity = velocity
-
-    def reset(self) -> None:
-        """Forget U and V."""
-        super().reset()
-        self._velocity.reset()
 
 
 class LazyErrorFeedback(ErrorFeedback):

@@ -101,6 +101,12 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
     return Opened(shape, visit, memoryview(bytearray(body)) if body.readonly else body)
 
 
+def open_any(payload: Payload, code: int) -> Opened:
+    """Check a payload's header alone, where the length of its body follows from more than the shape."""
+    size = memoryview(payload).nbytes
+    return open_payload(payload, code, lambda shape: size - header_bytes(len(shape)))
+
+
 def as_tensor(body: memoryview, dtype: torch.dtype, count: int, *, offset: int = 0) -> Tensor:
     """Return `count` values of an opened body as a flat tensor over the same memory, not to be written to."""
     return torch.frombuffer(body, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
@@ -125,3 +131,12 @@ def check_finite(tensor: Tensor, key: MessageKey, what: str, doing: str = "encod
         raise CodecError(
             f"cannot {doing} {key}: the tensor of shape {shape} holds NaN or infinity, which {what} cannot carry"
         )
+
+
+def check_transformed(coefficients: Tensor, key: MessageKey) -> None:
+    """Raise a CodecError that names the message key where a coefficient is not finite, or so large that what it is
+    rounded to could not be transformed back.
+    """
+    if coefficients.numel() and not (largest := float(torch.linalg.vector_norm(coefficients, math.inf))) <= 2.0**120:
+        check_finite(coefficients, key, "a transform")
+        raise CodecError(f"cannot encode {key}: a coefficient of {largest:g} is too large to be transformed back")
