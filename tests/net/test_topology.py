@@ -171,21 +171,6 @@ def test_the_transport_is_stated_wherever_connections_end(case: tuple[str, LabPl
         assert all((route.congestion_control is None) == (space.role == "gateway") for route in space.routes)
 
 
-def test_each_node_of_a_line_talks_to_each_neighbour_as_their_link_says() -> None:
-    links = [
-        _agreeing(name).model_copy(update={"congestion_control": name})
-        for name in ("cable", "datacenter", "lossy-80mbps")
-    ]
-    for engine in ("netem", "relay"):
-        plan = plan_lab("line", links, 4, engine)
-        stated = {
-            (space.name, route.device): route.congestion_control for space in plan.namespaces for route in space.routes
-        }
-        for link in plan.links:
-            for end in (link.near, link.far):
-                assert stated[end.namespace, end.device] == link.profile.name
-
-
 @pytest.mark.parametrize("engine", ["netem", "relay"])
 @pytest.mark.parametrize("shape", ["star", "line"])
 def test_an_unshaped_profile_needs_neither_gateway_nor_relay(shape: spec.Topology, engine: spec.Engine) -> None:

@@ -74,23 +74,6 @@ def test_a_profile_is_resolved_to_integers_of_base_units(tmp_path: Path) -> None
     assert _read(tmp_path, GOOD.replace('"100ms"', '"1MB"')).up == profile.up
 
 
-@pytest.mark.parametrize(
-    ("written", "field", "value"),
-    [
-        ('rate = "1.5Mbit"', "rate_bps", 1_500_000),
-        ('rate = "0.064Gbit/s"', "rate_bps", 64_000_000),
-        ('delay = "0.5ms"', "delay_ns", 500_000),
-        ('delay = "0.5us"', "delay_ns", 500),
-        ('delay = "1ns"', "delay_ns", 1),
-        ('buffer = "64KiB"', "buffer_bytes", 65_536),
-    ],
-)
-def test_fractional_units_and_delays_under_a_microsecond_are_kept(
-    tmp_path: Path, written: str, field: str, value: int
-) -> None:
-    assert getattr(_up(tmp_path, written), field) == value
-
-
 def test_every_effect_is_read(tmp_path: Path) -> None:
     pipe = _up(tmp_path, f'jitter = "2ms"\nreorder = "1%"\nduplicate = "0.5%"\n{SLOT}\n')
     assert (pipe.jitter_ns, pipe.reorder, pipe.duplicate) == (2_000_000, 0.01, 0.005)
@@ -244,12 +227,6 @@ def test_what_a_file_leaves_out_is_that_of_the_file_it_extends(tmp_path: Path) -
     assert (found.name, found.summary, found.source, found.mtu) == ("mine", "middle", "t", 1400)
     assert found.up is not None
     assert (found.up.rate_bps, found.up.delay_ns, found.up.buffer_bytes) == (8_000_000, 20_000_000, 100_000)
-
-
-def test_extends_finds_shipped_profiles_too(tmp_path: Path) -> None:
-    found = _read(tmp_path, 'extends = "cable"\nup = "unshaped"\n')
-    assert found.up is None
-    assert found.down == profiles.load_profile("cable").down
 
 
 def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
