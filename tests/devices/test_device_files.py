@@ -120,11 +120,6 @@ def test_own_files_come_first_and_paths_are_taken(tmp_path: Path, monkeypatch: p
             'peak = "1TFLOPS"',
             "fp32.peak: speed '1TFLOPS' has the unit 'TFLOPS'; known units: FLOP/s",
         ),
-        (
-            'peak = "1TFLOP/s"',
-            "peak = 1.5",
-            "fp32.peak: speed 1.5 is not a number with a unit; write for example '8.1TFLOP/s'",
-        ),
         ('utilisation = "30%"', 'utilisation = "0%"', "fp32.utilisation: Input should be greater than 0"),
         ('format = "fp32"', 'format = "fp8"', "fp32.format: Input should be 'fp32', 'bf16' or 'fp16', found 'fp8'"),
         ("[[recorded]]", "[recorded]", "recorded must be an array of tables; write [[recorded]]"),

@@ -188,17 +188,6 @@ def test_a_killed_controller_leaves_nothing(names: tuple[str, ...], engine: spec
 
 
 @pytest.mark.root
-def test_a_killed_relay_is_said_and_leaves_nothing() -> None:
-    before = _open_descriptors()
-    with Lab(lab_spec(("cable",), "relay")) as lab:
-        assert lab._relay is not None
-        os.kill(lab._relay.pid, signal.SIGKILL)
-        with pytest.raises(LabError, match=r"relay.*its process ended with status -9"):
-            lab.check()
-    assert _open_descriptors() == before
-
-
-@pytest.mark.root
 def test_a_foreign_file_of_that_name_is_no_lab() -> None:
     descriptor = os.memfd_create("testbed-lab")
     try:

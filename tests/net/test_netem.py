@@ -20,18 +20,12 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import NetemPlan, plan_netem, share_u32
 from testbed.net.kernel.netlink import Netlink
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
-from tests import synthetic
+from tests.net.test_qdisc import PIPE, changed
 
-PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
 BURSTS = GilbertElliott(enter_bad=0.02, leave_bad=0.25, lost_in_bad=1, lost_in_good=0)
 TICK_S = 1e-5
 """More than the virtual clock's 256 ns and what a date as a float is short of."""
 SLOT = Slot(wait_ns=20_000_000, wait_max_ns=20_000_000, packets=5, max_bytes=0)
-
-
-def changed(**update: Any) -> Pipe:
-    """PIPE with other numbers, checked as if read from a file."""
-    return Pipe.model_validate({**dict(PIPE), **update})
 
 
 def planned(**update: Any) -> NetemPlan:
