@@ -75,7 +75,7 @@ def fill_template(path: Path, **known: Any) -> str:
     """Fill a page's template; a name that is not known is an error."""
     text = path.read_text(encoding="utf8")
     template = jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    return template.render(known)
+    return str(template.render(known))
 
 
 def _table(*rows: tuple[str, ...]) -> str:
