@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
-
 from testbed import units
 from testbed.devices.device import SHIPPED, ComputeDevice, MatrixSpeed, read_device
 from testbed.devices.durations import durations
 from testbed.devices.this_machine import SHARE_OF_CORES
+from testbed.profiles.profiles_page import fill_template
 from testbed.spec import PipelineSpec, TextSpec
 
 _TEMPLATE = Path(__file__).with_name("devices_page.md.j2")
@@ -19,18 +18,13 @@ _TOKENS = 1024
 def draw_devices_page() -> str:
     """Draw the README. SpecError where a device cannot be read."""
     devices = [read_device(path) for path in sorted(SHIPPED.glob("*.toml"))]
-    return (
-        jinja2.Environment(
-            undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False
-        )
-        .from_string(_TEMPLATE.read_text(encoding="utf8"))
-        .render(
-            devices=devices,
-            rows=[_row(device) for device in devices],
-            notes=_notes(devices),
-            tokens=_TOKENS,
-            share=SHARE_OF_CORES,
-        )
+    return fill_template(
+        _TEMPLATE,
+        devices=devices,
+        rows=[_row(device) for device in devices],
+        notes=_notes(devices),
+        tokens=_TOKENS,
+        share=SHARE_OF_CORES,
     )
 
 
@@ -54,17 +48,9 @@ def _speeds(device: ComputeDevice) -> dict[str, MatrixSpeed | None]:
 
 def _pass_ms(device: ComputeDevice, precision: str) -> float:
     """Return how long forward and backward of GPT-2 124M take: one sequence, the whole model as one stage."""
-    workload = TextSpec.model_validate(
-        {
-            "family": "gpt2",
-            "model": "gpt2",
-            "text": "bundled",
-            "sequence_length": _TOKENS,
-            "batch_size": 1,
-            "validation_batches": 1,
-            "precision": precision,
-        }
-    )
+    learned = {"family": "gpt2", "model": "gpt2", "text": "bundled", "precision": precision}
+    sequence = {"sequence_length": _TOKENS, "batch_size": 1, "validation_batches": 1}
+    workload = TextSpec.model_validate(learned | sequence)
     took = durations(device, workload, PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1))
     return (took.forward_ns[0] + took.backward_ns[0]) / 1e6
 

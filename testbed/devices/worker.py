@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,28 +29,18 @@ _PARTS = ("embedding", "layer", "head")
 """As `devices.RecordedTimes` calls them."""
 
 
-class _Times(NamedTuple):
-    forward_ns: list[int]
-    backward_ns: list[int]
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
 
 
-class _Stopwatch:
-    """Times work on the device, until all of it is done."""
-
-    def __init__(self, device: str) -> None:
-        self._cuda = device.startswith("cuda")
-
-    def time(self, work: Callable[[], Any]) -> tuple[int, Any]:
-        """Return the nanoseconds that `work` took, and what it returned."""
-        self._wait()
-        begin = time.monotonic_ns()
-        result = work()
-        self._wait()
-        return time.monotonic_ns() - begin, result
-
-    def _wait(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
+def _timed(device: str, work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return the nanoseconds until all of some work on the device was done, and what it returned."""
+    _wait(device)
+    begin = time.monotonic_ns()
+    result = work()
+    _wait(device)
+    return time.monotonic_ns() - begin, result
 
 
 def _repeat(once: Callable[[], None]) -> None:
@@ -64,43 +54,36 @@ def _repeat(once: Callable[[], None]) -> None:
         once()
 
 
-def _passes(watch: _Stopwatch, forward: Callable[[], Tensor]) -> _Times:
+def _passes(device: str, forward: Callable[[], Tensor]) -> dict[str, list[int]]:
     """Time forward and backward of one part; `forward` returns what is differentiated."""
-    times = _Times([], [])
+    times: dict[str, list[int]] = {"forward_ns": [], "backward_ns": []}
 
     def once() -> None:
-        took, outputs = watch.time(forward)
+        took, outputs = _timed(device, forward)
         gradient = torch.ones_like(outputs)
-        times.forward_ns.append(took)
-        times.backward_ns.append(watch.time(lambda: outputs.backward(gradient))[0])
+        times["forward_ns"].append(took)
+        times["backward_ns"].append(_timed(device, lambda: outputs.backward(gradient))[0])
 
     _repeat(once)
     return times
 
 
-def _updates(watch: _Stopwatch, parameters: Iterable[nn.Parameter]) -> list[int]:
+def _updates(device: str, parameters: list[nn.Parameter]) -> dict[str, list[int]]:
     """Time one step of AdamW as torch does it there by default, with clipping."""
-    own = list(parameters)
-    adamw = torch.optim.AdamW(own)
+    adamw = torch.optim.AdamW(parameters)
     updates_ns: list[int] = []
 
     def step() -> None:
-        nn.utils.clip_grad_norm_(own, 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         adamw.step()
 
-    def once() -> None:
-        updates_ns.append(watch.time(step)[0])
-
-    _repeat(once)
-    return updates_ns
+    _repeat(lambda: updates_ns.append(_timed(device, step)[0]))
+    return {"update_ns": updates_ns}
 
 
-def _part(times: _Times, updates: list[int], share: int = 1) -> dict[str, int]:
+def _part(times: dict[str, list[int]], share: int) -> dict[str, int]:
     """Return the medians for one of `share` equal layers, without the warm-up at the start."""
-    return {
-        name: max(1, round(statistics.median(seen[_WARM_UP:]) / share))
-        for name, seen in (("forward_ns", times.forward_ns), ("backward_ns", times.backward_ns), ("update_ns", updates))
-    }
+    return {name: max(1, round(statistics.median(seen[_WARM_UP:]) / share)) for name, seen in times.items()}
 
 
 def _parameters(model: StageModel) -> list[list[nn.Parameter]]:
@@ -130,7 +113,6 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
         validation_batches=1,
         precision=asked["precision"],
     )
-    watch = _Stopwatch(device)
     model = build_stage(spec, stage=0, stages=1, seed=1, vocabulary=size.vocabulary).to(device)
     with torch.device(device):  # the model makes positions where its default device is
         generator = torch.Generator(device).manual_seed(1)
@@ -155,11 +137,11 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
             with autocast():
                 return model.loss(model.head(hidden), ids)
 
-        times = [_passes(watch, forward) for forward in (embed, layers, head)]
-        updates = [_updates(watch, parameters) for parameters in _parameters(model)]
+        passes = [_passes(device, forward) for forward in (embed, layers, head)]
+        updates = [_updates(device, parameters) for parameters in _parameters(model)]
     parts = {
-        name: _part(seen, update, share)
-        for name, seen, update, share in zip(_PARTS, times, updates, (1, size.layers, 1), strict=True)
+        name: _part(there_and_back | update, share)
+        for name, there_and_back, update, share in zip(_PARTS, passes, updates, (1, size.layers, 1), strict=True)
     }
     return {
         "machine": torch.cuda.get_device_name() if device.startswith("cuda") else None,

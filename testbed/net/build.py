@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -218,11 +218,8 @@ def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, Netwo
 
 def _close_at_once(descriptors: Sequence[int]) -> None:
     """Close all at the same time: the kernel waits about 17 ms for each device to be out of use; so it waits once."""
-    threads = [threading.Thread(target=os.close, args=(descriptor,)) for descriptor in descriptors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(max(1, len(descriptors))) as pool:
+        pool.map(os.close, descriptors)
 
 
 def _described(state: tuple[int, int, str | None, bool, str, bytes]) -> str:

@@ -105,14 +105,10 @@ class ScheduleDriver:
         """Begin to wait for orders. SpecError as from `Schedules`."""
         self._schedules = Schedules(devices, namespaces)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._fault: str | None = None
+        self.fault: str | None = None
+        """Why no schedule is followed any more, or None."""
         self._thread = threading.Thread(target=self._run, name="netem schedules", daemon=True)
         self._thread.start()
-
-    @property
-    def fault(self) -> str | None:
-        """Why no schedule is followed any more, or None."""
-        return self._fault
 
     def play(self, start_ns: int) -> None:
         """Begin schedules and traces at this moment of CLOCK_MONOTONIC, which may lie ahead. Returns at once."""
@@ -152,7 +148,7 @@ class ScheduleDriver:
                 order()
             except Exception as error:
                 self._schedules.stop()
-                self._fault = str(error) or repr(error)
+                self.fault = str(error) or repr(error)
 
     def _next_order(self) -> Callable[[], None] | None:
         """Wait for what the owner wants (None: the end), or until a step is due."""

@@ -150,9 +150,9 @@ class _Draft:
         tcp = tcp_sysctls(self.profiles[0]) if role != "gateway" else {}
         self._namespaces[name] = NamespacePlan(name=name, role=role, sysctls=base_sysctls(forward=forward) | tcp)
 
-    def address(self, end: End, *, device: str | None = None) -> None:
-        """Give a namespace the end's address, on the end's device unless another one (lo) is named."""
-        self._namespaces[end.namespace].addresses.append((device or end.device, end.address))
+    def address(self, end: End) -> None:
+        """Give a namespace the end's address, on the end's device."""
+        self._namespaces[end.namespace].addresses.append((end.device, end.address))
 
     def route(self, end: End, destination: str, *, profile: LinkProfile | None, via: str | None = None) -> None:
         """Route out of an end's device. `profile` gives the congestion control; None where no connection ends."""
@@ -203,7 +203,7 @@ class _Draft:
             return
         self.add_namespace(gateway, "gateway")
         to_near, to_far = End(gateway, gateway_address, "to-near"), End(gateway, gateway_address, "to-far")
-        self.address(to_near, device="lo")
+        self.address(to_near._replace(device="lo"))
         self._cables += [
             Cable(near=Plug(namespace=gateway, device=to_near.device, mac=macs[1]), far=near_plug),
             Cable(near=Plug(namespace=gateway, device=to_far.device, mac=macs[2]), far=far_plug),

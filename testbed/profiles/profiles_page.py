@@ -5,7 +5,7 @@ files.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -58,22 +58,24 @@ def draw_profiles_page(folder: Path) -> str:
     sources: dict[str, list[str]] = {}
     for profile in profiles:
         sources.setdefault(profile.source, []).append(profile.name)
-    return (
-        jinja2.Environment(
-            undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False
-        )
-        .from_string(_TEMPLATE.read_text(encoding="utf8"))
-        .render(
-            profiles=profiles,
-            sources=sources,
-            profile_table=_profile_table,
-            key_table=_key_table,
-            keys=keys,
-            made=_made(folder),
-            step_ms=TRACE_STEP_MS,
-            packet_bytes=trace.OPPORTUNITY_BYTES,
-        )
+    return fill_template(
+        _TEMPLATE,
+        profiles=profiles,
+        sources=sources,
+        profile_table=_profile_table,
+        key_table=_key_table,
+        keys=keys,
+        made=_made(folder),
+        step_ms=TRACE_STEP_MS,
+        packet_bytes=trace.OPPORTUNITY_BYTES,
     )
+
+
+def fill_template(path: Path, **known: Any) -> str:
+    """Fill a page's template; a name that is not known is an error."""
+    text = path.read_text(encoding="utf8")
+    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    return str(template.render(known))
 
 
 def _table(*rows: tuple[str, ...]) -> str:

@@ -42,12 +42,8 @@ class Timeline(NamedTuple):
 
     def next_after(self, elapsed_ns: int) -> int | None:
         """Return when the pipe changes next; None: never again."""
-        base, within = (
-            (0, elapsed_ns)
-            if self.repeat_ns is None
-            else (elapsed_ns - elapsed_ns % self.repeat_ns, elapsed_ns % self.repeat_ns)
-        )
-        place = bisect_right(self.steps, within, key=lambda step: step.at_ns)
+        base = 0 if self.repeat_ns is None else elapsed_ns - elapsed_ns % self.repeat_ns
+        place = bisect_right(self.steps, elapsed_ns - base, key=lambda step: step.at_ns)
         if place < len(self.steps):
             return base + self.steps[place].at_ns
         return None if self.repeat_ns is None else base + self.repeat_ns

@@ -92,18 +92,12 @@ def test_a_devices_durations_say_where_they_come_from() -> None:
         ({"mode": "paced", "device": 4}, "device must be a name or the path of a file, found 4"),
         ({"mode": "paced", "device": "t5"}, "there is no device 't5'; did you mean 't4'?"),
         ({"mode": "paced", "device": "none.toml"}, "cannot read none.toml"),
-        ({"mode": "paced", "device": "t4", "dilation": 0}, "dilation must be a whole number from 1 to 1000, found 0"),
-        (
-            {"mode": "paced", "device": "t4", "dilation": 1.5},
-            "dilation must be a whole number from 1 to 1000, found 1.5",
-        ),
-        (
-            {"mode": "paced", "device": "t4", "dilation": True},
-            "dilation must be a whole number from 1 to 1000, found True",
-        ),
-        (
-            {"mode": "paced", "device": "t4", "dilation": 1001},
-            "dilation must be a whole number from 1 to 1000, found 1001",
+        *(
+            (
+                {"mode": "paced", "device": "t4", "dilation": wrong},
+                f"dilation must be a whole number from 1 to 1000, found {wrong}",
+            )
+            for wrong in (0, 1.5, True, 1001)
         ),
         ({"mode": "paced", "device": "t4", "update": "soon"}, "update: time 'soon' is not a number with a unit"),
     ],

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 from testbed import devices
 from testbed.devices.device import SHIPPED, ComputeDevice, MatrixSpeed, PartTimes, RecordedTimes
-from testbed.devices.devices_page import draw_devices_page
 from testbed.errors import SpecError, UnknownNameError
 
 FILES = sorted(SHIPPED.glob("*.toml"))
-MUST = {"t4", "l4", "a10g", "a100", "h100", "rtx-3060", "rtx-3090", "rtx-4090", "laptop-cpu"}
-
 FULL = """
 summary = "s"
 source = "s"
@@ -99,15 +96,6 @@ def test_a_shipped_file_says_where_every_number_comes_from(path: Path) -> None:
         assert device.half.peak_flops > device.fp32.peak_flops
 
 
-def test_the_devices_that_people_have_are_there() -> None:
-    assert {path.stem for path in FILES} >= MUST
-
-
-def test_the_readme_lists_every_device() -> None:
-    drawn = draw_devices_page()
-    assert all(f"| {path.stem} |" in drawn for path in FILES)
-
-
 def test_own_files_come_first_and_paths_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "devices").mkdir()
@@ -131,11 +119,6 @@ def test_own_files_come_first_and_paths_are_taken(tmp_path: Path, monkeypatch: p
             'peak = "1TFLOP/s"',
             'peak = "1TFLOPS"',
             "fp32.peak: speed '1TFLOPS' has the unit 'TFLOPS'; known units: FLOP/s",
-        ),
-        (
-            'peak = "1TFLOP/s"',
-            "peak = 1.5",
-            "fp32.peak: speed 1.5 is not a number with a unit; write for example '8.1TFLOP/s'",
         ),
         ('utilisation = "30%"', 'utilisation = "0%"', "fp32.utilisation: Input should be greater than 0"),
         ('format = "fp32"', 'format = "fp8"', "fp32.format: Input should be 'fp32', 'bf16' or 'fp16', found 'fp8'"),

@@ -1,9 +1,5 @@
 """Planning a certificate and certifying real links: exactly on the virtual clock, by laws alone on the real one."""
 
-import os
-import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +7,6 @@ import pytest
 from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate.certify import certify
 from testbed.net.certificate.effort import plan
-from testbed.net.certificate.verdict import CONTENTION
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.plan import End, Link
@@ -108,12 +103,6 @@ def lab(link, engine="relay", nodes=1):
     )
 
 
-def children(module):
-    """Our own processes that run a module."""
-    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in pids if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-
-
 def is_near(measurement, share, *, slack=0.0):
     return measurement.measured == pytest.approx(measurement.expected, rel=share, abs=slack)
 
@@ -179,14 +168,6 @@ def test_effects_are_found_in_the_direction_that_has_them():
     assert {m.verdict for m in found if m.quantity == "message"} == {"PASS"}
 
 
-@pytest.mark.root
-def test_an_unshaped_link_passes_with_information():
-    with lab(profile(up=None, down=None)) as built:
-        found = built.certify("quick", [20_000]).measurements
-    assert {m.quantity for m in found if m.link != "host"} - {"lateness"} == {"rtt", "message", "goodput"}
-    assert all(m.verdict == "PASS" and m.expected is None and m.measured > 0 for m in found if m.quantity != "lateness")
-
-
 @pytest.mark.netem
 @pytest.mark.virtual_clock
 def test_a_varying_link_is_followed_in_the_full_form_and_held_again_afterwards():
@@ -197,31 +178,6 @@ def test_a_varying_link_is_followed_in_the_full_form_and_held_again_afterwards()
     (followed,) = (m for m in certificate.measurements if m.quantity == "schedule")
     assert followed.direction == "up"
     assert is_near(followed, 0.05)
-
-
-@pytest.mark.root
-def test_a_starved_relay_is_a_failure_of_the_host_and_not_of_the_network():
-    with lab(profile()) as built:
-        done = threading.Event()
-        (pid,) = children("testbed.net.relay")
-
-        def starve():
-            while not done.wait(0.05):
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.03)
-                os.kill(pid, signal.SIGCONT)
-
-        thief = threading.Thread(target=starve)
-        thief.start()
-        try:
-            certificate = built.certify("quick", [20_000])
-        finally:
-            done.set()
-            thief.join()
-    (late,) = (m for m in certificate.measurements if m.link == "relay")
-    assert certificate.verdict == late.verdict == "FAIL"
-    assert CONTENTION in late.note
-    assert late.measured > late.tolerance
 
 
 @pytest.mark.root

@@ -12,6 +12,7 @@ from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import CONTENTION, Fitness, Lateness
 from testbed.net.probe.patterns import order_of
 from testbed.net.probe.readings import BulkTransfer, PacketTrain, Readings, TimedMessage
+from testbed.net.relay.loss import loss_model
 from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 
@@ -50,18 +51,8 @@ PROFILES = st.builds(
 
 def lost_by(loss, count, rng):
     """The numbers of the packets that a loss model drops."""
-    bad, found = False, set()
-    for number in range(count):
-        if isinstance(loss, Bernoulli):
-            drop = rng.random() < loss.probability
-        elif isinstance(loss, GilbertElliott):
-            drop = rng.random() < (loss.lost_in_bad if bad else loss.lost_in_good)
-            bad = rng.random() >= loss.leave_bad if bad else rng.random() < loss.enter_bad
-        else:
-            drop = False
-        if drop:
-            found.add(number)
-    return found
+    model = loss_model(loss and loss.model_dump(), rng.getrandbits(63), 0)
+    return {number for number in range(count) if model and model.lost(number)}
 
 
 def arrivals(line, count, rng):

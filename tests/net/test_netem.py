@@ -20,18 +20,12 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import NetemPlan, plan_netem, share_u32
 from testbed.net.kernel.netlink import Netlink
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
-from tests import synthetic
+from tests.net.test_qdisc import PIPE, changed
 
-PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
 BURSTS = GilbertElliott(enter_bad=0.02, leave_bad=0.25, lost_in_bad=1, lost_in_good=0)
 TICK_S = 1e-5
 """More than the virtual clock's 256 ns and what a date as a float is short of."""
 SLOT = Slot(wait_ns=20_000_000, wait_max_ns=20_000_000, packets=5, max_bytes=0)
-
-
-def changed(**update: Any) -> Pipe:
-    """PIPE with other numbers, checked as if read from a file."""
-    return Pipe.model_validate({**dict(PIPE), **update})
 
 
 def planned(**update: Any) -> NetemPlan:
@@ -313,46 +307,6 @@ def test_a_change_goes_on_with_the_draws_and_does_not_repeat_them(bench: Bench) 
         arrived = set(bench.arrivals()[0])
         found += [500 * part + number for number in range(500) if number not in arrived]
     assert found == whole
-
-
-@pytest.mark.netem
-def test_duplicates_are_copied_once(bench: Bench) -> None:
-    netem.apply_plan(bench.netlink, "x", planned(duplicate=0.1, **_ROOMY), link="bench")
-    bench.send(5000)
-    numbers, _ = bench.arrivals()
-    assert sorted(set(numbers)) == list(range(5000))
-    assert max(numbers.count(number) for number in range(0, 5000, 7)) <= 2
-    assert 5000 * 0.08 < len(numbers) - 5000 < 5000 * 0.12  # 4.7 standard deviations; and the seed is stated
-
-
-@pytest.mark.netem
-@pytest.mark.virtual_clock
-def test_a_reordered_packet_leaves_before_all_that_wait(bench: Bench) -> None:
-    netem.apply_plan(bench.netlink, "x", planned(reorder=0.1, delay_ns=1_000_000_000), link="bench")
-    bench.send(2000)
-    numbers, _ = bench.arrivals()
-    early = numbers.index(next(later for earlier, later in itertools.pairwise(numbers) if later < earlier))
-    assert sorted(numbers) == list(range(2000))
-    assert numbers[:early] == sorted(numbers[:early])
-    assert numbers[early:] == sorted(numbers[early:])
-    assert 140 < early < 260  # 200 expected; 4.5 standard deviations
-
-
-@pytest.mark.netem
-@pytest.mark.virtual_clock
-def test_jitter_moves_packets_both_ways_and_keeps_their_order(bench: Bench) -> None:
-    netem.apply_plan(bench.netlink, "x", planned(delay_ns=30_000_000, jitter_ns=25_000_000), link="bench")
-    bench.send(1000)
-    assert bench.arrivals()[0] == list(range(1000))
-    delays = []
-    for _ in range(30):  # one at a time, or the slowest would hold up the others
-        start = time.time()
-        bench.send(1)
-        _, (arrived,) = bench.arrivals()
-        delays.append(arrived - start)
-    assert min(delays) >= 0.005
-    assert min(delays) < 0.02  # each is with a probability of 0.3
-    assert max(delays) > 0.04
 
 
 @pytest.mark.netem

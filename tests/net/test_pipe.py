@@ -1,5 +1,6 @@
 """The pipe formula as laws over any sequence of packets, for the fast class and for the one that can do everything."""
 
+import itertools
 import math
 from itertools import pairwise
 
@@ -162,11 +163,6 @@ def test_bursts_have_the_length_and_the_share_of_the_model(seed, numbers):
     assert abs(sum(lost) / packets - share) <= 6 * math.sqrt(share * (1 - share) * 2 / (enter + leave) / packets)
 
 
-def test_a_bad_state_that_loses_nothing_loses_nothing():
-    model = loss_model(gilbert_elliott(lost_in_bad=0.0), 3, 0)
-    assert not any(model.lost(n) for n in range(1000))
-
-
 @given(ARRIVALS, st.integers(0, 2**63 - 1), RATES)
 def test_bursts_hit_the_same_packets_even_where_the_buffer_drops_some(arrivals, seed, rate_bps):
     loss = gilbert_elliott(enter_bad=0.3, leave_bad=0.3)
@@ -327,65 +323,32 @@ def test_a_live_change_goes_on_with_the_sequence_of_losses(seed, place):
     assert [not dues for _, _, dues in first + second] == whole
 
 
-def carried(times, loop, offset_ms, until_ns):
-    """What a trace's opportunities carry until then, in bytes."""
-    found, begin = 0, -offset_ms
-    while True:
-        passed = [begin + time for time in times if begin + time >= 0 and (begin + time) * MS <= until_ns]
-        found += len(passed) * OPPORTUNITY_BYTES
-        begin += times[-1]
-        if not loop or begin * MS > until_ns:
-            return found
+def opportunities_ms(times, loop, offset_ms):
+    for number in itertools.count() if loop else [0]:
+        yield from (at for time in times if (at := number * times[-1] + time - offset_ms) >= 0)
 
 
-@given(TIMES_MS, st.booleans(), st.integers(0, 59), ARRIVALS)
-def test_a_trace_never_carries_more_than_its_opportunities(times, loop, offset_ms, arrivals):
+GAPS = st.integers(0, 3 * MS) | st.integers(0, 100).map(lambda ms: ms * MS)
+
+
+@given(TIMES_MS, st.booleans(), st.integers(0, 59), st.lists(st.tuples(GAPS, st.integers(1, 4000)), max_size=30))
+def test_a_packet_takes_the_first_opportunities_that_are_left(times, loop, offset_ms, arrivals):
+    """Also after a long pause, where the trace jumps, and this walks."""
     offset_ms %= times[-1]
     running = RunningTrace(Opportunities(times, loop, offset_ms), 0)
-    now = total = 0
-    last = 0
+    coming = opportunities_ms(times, loop, offset_ms)
+    at_ms, left, now = next(coming), OPPORTUNITY_BYTES, 0
     for gap, length in arrivals:
-        now += gap
-        through = running.through(now, length)
-        if through is None:
-            assert not loop
+        now, needed = now + gap, length
+        while at_ms is not None and (at_ms * MS < now or left < needed):
+            if at_ms * MS >= now:
+                needed -= left
+            at_ms, left = next(coming, None), OPPORTUNITY_BYTES
+        if at_ms is None:
+            assert running.through(now, length) is None
             break
-        assert through >= max(now, last)
-        assert through % MS == 0
-        last, total = through, total + length
-        assert total <= carried(times, loop, offset_ms, through)
-
-
-@given(TIMES_MS, st.booleans(), st.integers(0, 59), st.lists(st.integers(20, 1500), min_size=1, max_size=300))
-def test_a_saturated_trace_uses_every_opportunity(times, loop, offset_ms, lengths):
-    offset_ms %= times[-1]
-    running = RunningTrace(Opportunities(times, loop, offset_ms), 0)
-    total = 0
-    for length in lengths:
-        if (through := running.through(0, length)) is None:
-            assert total + length > carried(times, loop, offset_ms, times[-1] * MS)
-            break
-        total += length
-        # At the opportunity that completes it, and at none before.
-        assert carried(times, loop, offset_ms, through - 1) < total <= carried(times, loop, offset_ms, through)
-
-
-@given(TIMES_MS, st.integers(0, 59), st.integers(0, 10**6), st.integers(1, 1500))
-def test_after_a_long_pause_a_trace_is_where_the_clock_is(times, offset_ms, pause_ms, length):
-    """The jump over rounds and the walk through them come to the same opportunity."""
-    offset_ms %= times[-1]
-    running = RunningTrace(Opportunities(times, loop=True, offset_ms=offset_ms), 0)
-    through = running.through(pause_ms * MS, length)
-    place = (through // MS + offset_ms - 1) % times[
-        -1
-    ] + 1  # within its round, whose last moment is the next one's first
-    assert place in times or (place == times[-1] and 0 in times)
-    assert not any(pause_ms <= at < through // MS for at in at_times(times, offset_ms, pause_ms, through // MS))
-
-
-def at_times(times, offset_ms, begin_ms, end_ms):
-    for round_ in range((begin_ms + offset_ms) // times[-1] - 1, (end_ms + offset_ms) // times[-1] + 2):
-        yield from (round_ * times[-1] + time - offset_ms for time in times if round_ >= 0)
+        assert running.through(now, length) == at_ms * MS
+        left -= needed
 
 
 def test_after_its_end_a_trace_hands_over_to_the_rate():

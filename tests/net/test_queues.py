@@ -1,6 +1,5 @@
 """When the relay wakes: for lone packets and ends of bursts on time, else at most HOLD_NS late, with few wakes."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,12 +48,3 @@ def test_a_long_burst_costs_a_wake_a_hold():
 @given(st.lists(st.integers(0, 10 * HOLD_NS), min_size=1, max_size=60))
 def test_what_comes_out_of_order_leaves_in_the_order_of_its_due_times(dues):
     assert [due for due, _ in play(dues)] == sorted(dues)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_queues_do_not_disturb_each_other(number):
-    queues = Queues(2)
-    queues.push(number, (HOLD_NS, 0, 0, b""))
-    queues.push(1 - number, (HOLD_NS + 1, 1, 0, b""))
-    assert queues.wake_ns[number] == HOLD_NS
-    assert queues.wake_ns[1 - number] == HOLD_NS + 1

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from testbed.errors import CapabilityError, LabError
 from testbed.net.kernel import sock_diag
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.sock_diag import SocketDiagnosis
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.profiles import load_profile
@@ -80,27 +78,6 @@ def _carry(sender: socket.socket, receiver: socket.socket, size: int) -> None:
         left -= len(receiver.recv(min(left, 1 << 16)))
 
 
-@pytest.mark.root
-def test_connections_of_one_namespace_with_what_the_kernel_knows_of_them() -> None:
-    with Namespace("a") as a, Namespace("b") as b, SocketDiagnosis(a) as here, SocketDiagnosis(b) as there:
-        with Netlink(a) as netlink:
-            netlink.set_up("lo")
-        sender, receiver = _connect(a, "127.0.0.1", a)
-        with sender, receiver:
-            _carry(sender, receiver, BYTES)
-            found = {one.local: one for one in here.connections()}
-            names = {
-                "{}:{}".format(*end.getsockname()): "{}:{}".format(*end.getpeername()) for end in (sender, receiver)
-            }
-            assert {one.local: one.remote for one in found.values()} == names
-            sent = found["{}:{}".format(*sender.getsockname())].info
-            assert sent.bytes_sent == BYTES
-            assert sent.bytes_acked in (BYTES, BYTES + 1)  # the kernel counts the SYN
-            assert found["{}:{}".format(*receiver.getsockname())].info.bytes_received == BYTES
-            assert there.connections() == []
-        assert here.connections() == []  # TIME_WAIT carries nothing
-
-
 def _samples(path: Path) -> list[Sample]:
     return [Sample.model_validate_json(line) for line in path.read_text(encoding="utf8").splitlines()]
 
@@ -124,7 +101,8 @@ def test_every_byte_is_in_the_samples_and_every_connection(lab: Lab, tmp_path: P
         with sender, receiver:
             _carry(sender, receiver, BYTES)
             time.sleep(3 * PERIOD_S)
-            names = {"{}:{}".format(*end.getsockname()) for end in (sender, receiver)}
+            held = [(first.name, sender), (second.name, receiver)]
+            ends = {(name, "{}:{}".format(*s.getsockname()), "{}:{}".format(*s.getpeername())) for name, s in held}
             sampler.check()
         time.sleep(3 * PERIOD_S)
     took = time.monotonic() - began
@@ -141,9 +119,9 @@ def test_every_byte_is_in_the_samples_and_every_connection(lab: Lab, tmp_path: P
             assert (counts[-1].dropped_buffer, counts[-1].dropped_loss) == (0, 0)
     up = found[-1].links[lab.links[0].name]["up"]
     assert BYTES * 1.03 < up.bytes < BYTES * 1.08  # 52 bytes of headers for 1448
-    seen = {one.local: one for sample in found for one in sample.sockets}
-    assert set(seen) == names
-    assert {one.node for one in seen.values()} == {first.name, second.name}
+    assert found[-1].sockets == ()  # TIME_WAIT carries nothing
+    seen = {(one.node, one.local, one.remote): one for sample in found for one in sample.sockets}
+    assert set(seen) == ends
     for counted in ("bytes_received", "bytes_acked"):  # the kernel counts SYN and FIN
         assert max(getattr(one, counted) for one in seen.values()) in range(BYTES, BYTES + 3)
 
@@ -178,5 +156,5 @@ def test_a_relay_that_dies_is_noticed(lab: Lab, tmp_path: Path) -> None:
                 sampler.check()
                 time.sleep(PERIOD_S)
 
-    with pytest.raises(LabError, match="relay"):
+    with pytest.raises(LabError, match=r"relay.*its process ended with status -9"):
         until_noticed()

@@ -32,15 +32,3 @@ def test_what_the_kernel_refuses_or_lacks_is_an_error() -> None:
         with pytest.raises(CapabilityError, match="no such parameter"):
             sysctl.set_parameter("net.ipv4.nonesuch", "1")
         assert sysctl.read_parameter("net.ipv4.nonesuch") is None
-
-
-@pytest.mark.root
-def test_white_space_makes_no_difference() -> None:
-    with Namespace("a") as a, a.entered():
-        assert sysctl.set_parameter("net.ipv4.tcp_rmem", "4096  131072\t33554432") == "4096 131072 33554432"
-
-
-@pytest.mark.root
-def test_an_unknown_congestion_control_names_those_that_there_are() -> None:
-    with pytest.raises(CapabilityError, match=r"'nonesuch'; it has: .*reno.*modprobe tcp_nonesuch"):
-        sysctl.require_congestion_control("nonesuch")

@@ -74,23 +74,6 @@ def test_a_profile_is_resolved_to_integers_of_base_units(tmp_path: Path) -> None
     assert _read(tmp_path, GOOD.replace('"100ms"', '"1MB"')).up == profile.up
 
 
-@pytest.mark.parametrize(
-    ("written", "field", "value"),
-    [
-        ('rate = "1.5Mbit"', "rate_bps", 1_500_000),
-        ('rate = "0.064Gbit/s"', "rate_bps", 64_000_000),
-        ('delay = "0.5ms"', "delay_ns", 500_000),
-        ('delay = "0.5us"', "delay_ns", 500),
-        ('delay = "1ns"', "delay_ns", 1),
-        ('buffer = "64KiB"', "buffer_bytes", 65_536),
-    ],
-)
-def test_fractional_units_and_delays_under_a_microsecond_are_kept(
-    tmp_path: Path, written: str, field: str, value: int
-) -> None:
-    assert getattr(_up(tmp_path, written), field) == value
-
-
 def test_every_effect_is_read(tmp_path: Path) -> None:
     pipe = _up(tmp_path, f'jitter = "2ms"\nreorder = "1%"\nduplicate = "0.5%"\n{SLOT}\n')
     assert (pipe.jitter_ns, pipe.reorder, pipe.duplicate) == (2_000_000, 0.01, 0.005)
@@ -125,25 +108,18 @@ def _edited(edit: str) -> str:
 
 _MISTAKES = {
     'rate = "80"': "up.rate: rate '80' is not a number with a unit; write for example '80Mbit'",
-    "rate = 80000000": "up.rate: rate 80000000 is not a number with a unit; write for example '80Mbit'",
-    'rate = "80Mbps"': "up.rate: rate '80Mbps' has the unit 'Mbps'; known units: bit, kbit, Mbit, Gbit",
     'rate = "7992bit"': "up.rate: 7.992kbit is out of range; choose 8kbit to 100Gbit",
     'rate = "101Gbit"': "up.rate: 101Gbit is out of range; choose 8kbit to 100Gbit",
     'rate = "8.001kbit"': "is not a whole number of bytes per second, the kernel's unit; write 8kbit or 8.008kbit",
-    'delay = "0.5ns"': "up.delay: time '0.5ns' is not a whole number of ns",
     "delay = 10": "up.delay: time 10 is not a number with a unit; write for example '25ms'",
     'delay = "10.000000001s"': "up.delay: 10.000000001s is out of range; choose 0ns to 10s",
     'jitter = "10.5ms"': "up: the jitter of 10.5ms is more than the delay of 10ms; no packet arrives",
-    'jitter = "11s"': "up.jitter: 11s is out of range; choose 0ns to 10s",
     'buffer = "1499B"': "up.buffer holds 1499 bytes, less than one packet of 1500; enlarge it",
-    'buffer = "0.1ms"': "up.buffer holds 1000 bytes, less than one packet of 1500; enlarge it",
     'buffer = "0ms"': "up.buffer: 0B is out of range; choose 1B to 10GB",
     'buffer = "11GB"': "up.buffer: 11GB is out of range; choose 1B to 10GB",
     "buffer = 100": "up.buffer: buffer 100 is neither a time nor a size; write for example",
     'loss = "100%"': "up.loss: 100% is out of range; choose more than 0% to less than 100%",
-    'loss = "101%"': "up.loss: share '101%' is more than 100%",
     "loss = 0.1": "up.loss: share 0.1 is not a percentage; write for example '0.1%'",
-    'loss = "1% 25%"': "up.loss: share '1% 25%' is not a percentage",
     BURSTS.replace('"1%"', '"0%"'): "up.loss.enter_bad: 0% is out of range; choose more than 0% to 100%",
     BURSTS.replace('"30%"', '"0%"'): "up.loss.leave_bad: 0% is out of range; choose more than 0% to 100%",
     BURSTS.replace('"100%"', '"0%"'): "up.loss.lost_in_bad: 0% is out of range; choose more than 0% to 100%",
@@ -157,7 +133,6 @@ _MISTAKES = {
     "duplicate = 0.1": "up.duplicate: share 0.1 is not a percentage",
     'reorder = "by-jitter"': "up: reorder is 'by-jitter', and there is no jitter; state one",
     "seed = -1": "up.seed: -1 is out of range; choose 0 to 9223372036854775807",
-    f"seed = {2**63}": f"up.seed: {2**63} is out of range",
     "seed = 1.0": "up.seed: Input should be a valid integer, found 1.0",
     SLOT.replace("8ms", "1ms"): "up.slot: wait_max is 1ms, less than wait, which is 2ms",
     SLOT.replace("2ms", "0ms"): "up.slot.wait: 0ns is out of range; choose 1ns to 10s",
@@ -169,7 +144,6 @@ _MISTAKES = {
     'schedule = [{ at = "1s" }]': "up.schedule[0] changes nothing; it may state rate",
     'schedule = [{ rate = "8Mbit" }]': "up.schedule[0] lacks at",
     "schedule = []": "up.schedule must be a list of changes such as { at = '10s', rate = '40Mbit' }",
-    'schedule = [{ at = "25h", rate = "8Mbit" }]': "up.schedule[0].at: time '25h' has the unit 'h'",
     'schedule = [{ at = "86401s", rate = "8Mbit" }]': "up.schedule[0].at: 86401s is out of range; choose 0ns to 86400s",
     'schedule = [{ at = "1s", rate = "1kbit" }]': "up.schedule[0].rate: 1kbit is out of range; choose 8kbit to 100Gbit",
     'schedule = [{ at = "1s", jitter = "20ms" }]': "up.schedule[0]: the jitter of 20ms is more than the delay of 10ms",
@@ -186,7 +160,6 @@ _MISTAKES = {
     ),
     'slow_start_after_idle = "false"': "slow_start_after_idle: Input should be a valid boolean, found 'false'",
     'source = ""': "source: String should have at least 1 character",
-    "source = 3": "source: Input should be a valid string, found 3",
     'down = "fast"': "down must be a table or the word 'unshaped', found 'fast'",
     "summary = ": "is not TOML",
 }
@@ -244,12 +217,6 @@ def test_what_a_file_leaves_out_is_that_of_the_file_it_extends(tmp_path: Path) -
     assert (found.name, found.summary, found.source, found.mtu) == ("mine", "middle", "t", 1400)
     assert found.up is not None
     assert (found.up.rate_bps, found.up.delay_ns, found.up.buffer_bytes) == (8_000_000, 20_000_000, 100_000)
-
-
-def test_extends_finds_shipped_profiles_too(tmp_path: Path) -> None:
-    found = _read(tmp_path, 'extends = "cable"\nup = "unshaped"\n')
-    assert found.up is None
-    assert found.down == profiles.load_profile("cable").down
 
 
 def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:

@@ -14,30 +14,17 @@ from testbed.vm import kernel
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "linux").write_bytes(b"linux" * 10)
     kernel.seal(tmp_path, "9.9.9", {"linux-source-9.9": "9.9.9-1"}, "a recipe")
+    assert kernel.find_kernel(tmp_path) is not None
     return tmp_path
 
 
-def test_a_sealed_folder_is_found_with_its_versions(folder: Path) -> None:
-    found = kernel.find_kernel(folder)
-    assert found is not None
-    assert (found.version, found.packages) == ("9.9.9", {"linux-source-9.9": "9.9.9-1"})
-    assert found.recipe == "a recipe"
-    assert found.linux.is_file()
-
-
 @pytest.mark.parametrize("name", ["linux", kernel.MANIFEST])
-def test_a_folder_with_a_file_missing_or_cut_short_is_not_found(folder: Path, name: str) -> None:
+def test_a_folder_with_a_file_altered_cut_short_or_missing_is_not_found(folder: Path, name: str) -> None:
     content = (folder / name).read_bytes()
-    (folder / name).write_bytes(content[:-4])
-    assert kernel.find_kernel(folder) is None
+    for altered in (content[:-4], b"?" + content[1:]):
+        (folder / name).write_bytes(altered)
+        assert kernel.find_kernel(folder) is None
     (folder / name).unlink()
-    assert kernel.find_kernel(folder) is None
-
-
-def test_a_changed_program_is_not_found(folder: Path) -> None:
-    program = bytearray((folder / "linux").read_bytes())
-    program[3] ^= 1
-    (folder / "linux").write_bytes(program)
     assert kernel.find_kernel(folder) is None
 
 
@@ -56,7 +43,3 @@ def test_a_manifest_that_says_something_else_is_not_accepted(folder: Path, chang
 def test_a_manifest_that_is_none_is_not_accepted(folder: Path, text: str) -> None:
     (folder / kernel.MANIFEST).write_text(text)
     assert kernel.find_kernel(folder) is None
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    assert kernel.find_kernel(tmp_path / "nothing") is None

@@ -128,16 +128,6 @@ def try_tun() -> str:
     return "made a device"
 
 
-def _try_real_time() -> str:
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
-        os.sched_setscheduler(0, policy, parameters)
-    except PermissionError:
-        raise CapabilityError("a process may not have a real-time priority (SCHED_FIFO) here") from None
-    return "SCHED_FIFO granted"
-
-
 def _try_congestion_controls() -> str:
     wanted = {profiles.load_profile(name).congestion_control for name in profiles.profile_files()}
     for algorithm in sorted(wanted):
@@ -231,14 +221,15 @@ def try_capabilities() -> tuple[Capability, ...]:
     inside = partial(_find, blocked=not namespaces.ok)
     shaper = inside("netem", try_netem, "netem", needed=False)
     tun = inside("TUN device", try_tun, "tun", needed=not shaper.ok)
-    kept = timekeeping.measure_timekeeping()
+    kept, rooted = timekeeping.measure_timekeeping(), not rootless.inside()
+    real_time = partial(timekeeping.judge_priority, kept)
     tried = [
         namespaces,
         inside("veth and offloads", _try_veth, "veth", needed=True),
         shaper.model_copy(update={"needed": not tun.ok}),
         tun,
         inside("congestion control", _try_congestion_controls, "congestion control", needed=True),
-        _find("real-time priority", _try_real_time, "real-time", needed=not shaper.ok and not rootless.inside()),
+        _find("real-time priority", real_time, "real-time", needed=rooted and not shaper.ok),
         _find("timers", partial(timekeeping.judge_timers, kept), "late timers", needed=False),
         _find("processors", partial(timekeeping.judge_load, kept), "other load", needed=False),
         _find("the invoking user", _try_user, "unreadable program", needed=True),
@@ -246,7 +237,7 @@ def try_capabilities() -> tuple[Capability, ...]:
     ]
     if shaper.ok:
         tried.insert(3, inside("netem's other effects", _try_effects, "old netem", needed=False))
-    if os.geteuid() == 0 and not rootless.inside():
+    if os.geteuid() == 0 and rooted:
         tried.insert(-1, _find("without root", _try_rootless, "user namespaces", needed=False))
     return tuple(tried)
 

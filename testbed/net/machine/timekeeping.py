@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +38,6 @@ class Timekeeping(NamedTuple):
     """Processes that ran or wanted to, averaged over a minute."""
 
 
-def percentile(values: Sequence[int], share: float) -> int:
-    """Return the smallest value that at least `share` of all values do not exceed (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def measure_timekeeping() -> Timekeeping:
     """Sleep 250 times 2 ms, at a real-time priority if that is granted, and see what the machine did meanwhile."""
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -61,10 +55,11 @@ def measure_timekeeping() -> Timekeeping:
             late.append(time.monotonic_ns() - asked)
     finally:
         os.sched_setscheduler(0, policy, parameters)
+    late.sort()
     return Timekeeping(
         sleep_ms=_SLEEP_NS / 1e6,
-        late_p99_ms=percentile(late, 0.99) / 1e6,
-        late_worst_ms=max(late) / 1e6,
+        late_p99_ms=late[math.ceil(0.99 * _SLEEPS) - 1] / 1e6,
+        late_worst_ms=late[-1] / 1e6,
         real_time=real_time,
         fine_timers=_fine_timers(),
         processors=len(os.sched_getaffinity(0)),
@@ -97,6 +92,13 @@ def judge_timers(kept: Timekeeping) -> str:
     if kept.late_p99_ms > LATENESS_TOLERANCE_MS:
         raise CapabilityError(f"{text}: a certificate allows {LATENESS_TOLERANCE_MS:.0f} ms")
     return text
+
+
+def judge_priority(kept: Timekeeping) -> str:
+    """Say that the sleeper had a real-time priority; CapabilityError where that is refused."""
+    if not kept.real_time:
+        raise CapabilityError("a process may not have a real-time priority (SCHED_FIFO) here")
+    return "SCHED_FIFO granted"
 
 
 def judge_load(kept: Timekeeping) -> str:

@@ -98,13 +98,7 @@ class Readings:
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Readings:
         """Return the inverse of `asdict`, through JSON."""
-        kinds: dict[str, type[Any]] = {
-            "messages": TimedMessage,
-            "light": PacketTrain,
-            "spaced": PacketTrain,
-            "overload": PacketTrain,
-            "followed": PacketTrain,
-            "bulk": BulkTransfer,
-        }
+        kinds: dict[str, type[Any]] = {"messages": TimedMessage, "bulk": BulkTransfer}
+        kinds |= dict.fromkeys(("light", "spaced", "overload", "followed"), PacketTrain)
         lists = {key: [kind(**item) for item in table[key]] for key, kind in kinds.items()}
         return cls(**{**table, **lists})
