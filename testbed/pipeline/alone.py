@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,7 +77,7 @@ def train_together(
     return ended or "steps"
 
 
-def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
+def train_alone(job: AloneJob, report: Report = lambda message: None) -> TrainingRecord:
     """Train a recipe and write its folder, whole or not at all. Errors as they come; StageError, with advice, where
     memory does not suffice.
     """
@@ -136,17 +136,17 @@ def _without_budget(ended: Ended) -> Literal["steps", "target"]:
     return ended
 
 
-def obey(job: type[Any], does: Callable[[Any], Iterable[Frozen]], description: str) -> None:
-    """Be a program that does the job in the file which it is given, prints what that yields as lines of JSON, and ends
-    with the status of its error.
+def obey(job: type[Any], does: Callable[[Any], Frozen], description: str) -> None:
+    """Be a program that does the job in the file which it is given, prints the answer as a line of JSON, and ends with
+    the status of its error.
     """
     parser = argparse.ArgumentParser(description=f"{description}; started by a sweep, not by hand.")
     parser.add_argument("job", type=Path)
     told = job.model_validate_json(parser.parse_args().job.read_bytes())
     status = 0
     try:
-        for message in does(told):
-            say(message)
+        sys.stdout.write(does(told).model_dump_json() + "\n")
+        sys.stdout.flush()
     except TestbedError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
@@ -154,20 +154,9 @@ def obey(job: type[Any], does: Callable[[Any], Iterable[Frozen]], description: s
     os._exit(status)  # at once: taking an interpreter with torch apart needs half a second
 
 
-def say(message: Frozen) -> None:
-    """Print a message as a line of JSON."""
-    sys.stdout.write(message.model_dump_json() + "\n")
-    sys.stdout.flush()
-
-
-def _train(job: AloneJob) -> Iterable[Frozen]:
-    train_alone(job, say)
-    return ()
-
-
 def main() -> None:
-    """Train what the file says, and print each step's message as a line of JSON."""
-    obey(AloneJob, _train, "Trains one recipe")
+    """Train what the file says."""
+    obey(AloneJob, train_alone, "Trains one recipe")
 
 
 if __name__ == "__main__":

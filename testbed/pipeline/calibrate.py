@@ -28,7 +28,6 @@ from testbed.pipeline.alone import obey
 from testbed.pipeline.calibration import (
     CalibrationDone,
     CalibrationJob,
-    CalibrationRound,
     Maths,
     Subject,
     Timed,
@@ -85,8 +84,8 @@ class Arm(ABC):
         return None
 
 
-def run(job: CalibrationJob) -> Iterator[CalibrationRound | CalibrationDone]:
-    """Time all subjects of a job; says how it goes after each round, and at the end what was found."""
+def run(job: CalibrationJob) -> CalibrationDone:
+    """Time all subjects of a job."""
     if job.processor is not None:
         os.sched_setaffinity(0, {job.processor})
     set_up_torch()
@@ -107,9 +106,7 @@ def run(job: CalibrationJob) -> Iterator[CalibrationRound | CalibrationDone]:
             if not number:
                 continue
             found = [each for arm, pool in arms for each in arm.asked(pool)]
-            steady = sum(map(is_steady, found))
-            yield CalibrationRound(steady=steady, durations=len(found), seconds=time.monotonic() - began)
-            if steady == len(found) or time.monotonic() > deadline:
+            if all(map(is_steady, found)) or time.monotonic() > deadline:
                 break
         for arm, pool in arms:
             arm.rest(pool)
@@ -118,7 +115,7 @@ def run(job: CalibrationJob) -> Iterator[CalibrationRound | CalibrationDone]:
             if not arm.subject.maths_known and (maths := arm.maths(pool)) is not None:
                 shared[arm.subject.maths] = maths
         del arm, arms  # the next group needs the memory
-    yield CalibrationDone(subjects=tuple(timed), maths=shared, seconds=time.monotonic() - began, rounds=rounds)
+    return CalibrationDone(subjects=tuple(timed), maths=shared, seconds=time.monotonic() - began, rounds=rounds)
 
 
 def judge(
@@ -270,7 +267,7 @@ _ARMS: Final[Mapping[type[Parallelism], str]] = {
 
 
 def main() -> None:
-    """Time what the file says; print each round, and then the answer, as a line of JSON."""
+    """Time what the file says."""
     obey(CalibrationJob, run, "Times recipes")
 
 

@@ -67,15 +67,6 @@ class CalibrationDone(Frozen):
     rounds: int
 
 
-class CalibrationRound(Frozen):
-    """What the program says after each round."""
-
-    steady: int
-    """Durations that agree."""
-    durations: int
-    seconds: float
-
-
 class TimedNode:
     """A node with a stopwatch: it counts the time for which the thread has the processor."""
 

@@ -288,7 +288,7 @@ def _run(job: CalibrationJob) -> CalibrationDone:
             hold.close()
     if not heard:
         raise StageError("cannot calibrate this machine: the program ended without an answer")
-    return CalibrationDone.model_validate_json(heard[-1])  # before it come rounds
+    return CalibrationDone.model_validate_json(heard[-1])
 
 
 def _now() -> str:
