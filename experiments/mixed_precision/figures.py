@@ -7,8 +7,7 @@ denoising.py writes (`denoising_figures`).
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,34 +123,16 @@ def sensitivity_table(all_: Measured) -> str:
 
 def settings_table(all_: Measured) -> str:
     """Return what the searches found, beside uniform widths."""
+    arms = [("uniform", "", "uniform"), *((search, cost, SEARCHES[search]) for cost in COSTS for search in SEARCHES)]
     rows = []
     for model in all_.models:
-        for budget in all_.budgets(model):
-            uniform = all_.setting(model, "uniform", budget).iloc[0]
-            rows.append([NAMES[model], str(budget), "", "uniform", f"`{uniform.widths}`", *_numbers(uniform), ""])
-            for cost in ("bytes", "seconds"):
-                for search, words in SEARCHES.items():
-                    row, found = (
-                        all_.setting(model, search, budget, cost).iloc[0],
-                        all_.gain(model, search, budget, cost),
-                    )
-                    rows.append(
-                        [
-                            NAMES[model],
-                            str(budget),
-                            cost,
-                            words,
-                            f"`{row.widths}`",
-                            *_numbers(row),
-                            f"{found.value:+.4f}",
-                        ]
-                    )
+        for budget, (search, cost, words) in itertools.product(all_.budgets(model), arms):
+            row = all_.setting(model, search, budget, cost or "both").iloc[0]
+            numbers = [f"{row.bits:.2f}", f"{1000 * row.seconds:.1f}", f"{row.predicted:.2g}", f"{row.divergence:.2g}"]
+            gain = f"{all_.gain(model, search, budget, cost).value:+.4f}" if cost else ""
+            rows.append([NAMES[model], str(budget), cost, words, f"`{row.widths}`", *numbers, gain])
     headings = ["model", "budget", "cost", "search", "bits", "per value", "ms", "sum", "together", "loss"]
     return markdown_table(headings, rows, right=headings[5:])
-
-
-def _numbers(row: Any) -> list[str]:
-    return [f"{row.bits:.2f}", f"{1000 * row.seconds:.1f}", f"{row.predicted:.2g}", f"{row.divergence:.2g}"]
 
 
 def training_table(all_: Measured) -> str:
@@ -202,20 +183,20 @@ def searched(folder: Path) -> Iterator[Facts]:
 def adds_up(folder: Path, factor: float) -> Iterator[Facts]:
     """Yield, for each model, how many settings harm by their boundaries' sum, within a factor."""
     all_ = measured(folder)
+    rows = all_.settings[(all_.settings.predicted > 0) & (all_.settings.batch == 0)]
     for model in all_.models:
-        rows = all_.settings[
-            (all_.settings.model == model) & (all_.settings.predicted > 0) & (all_.settings.batch == 0)
-        ]
-        yield {**share_within(rows.divergence / rows.predicted, factor), "model": NAMES[model]}
+        part = rows[rows.model == model]
+        yield {**share_within(part.divergence / part.predicted, factor), "model": NAMES[model]}
 
 
-def for_all_widths(folder: Path, bits: int, alone: str, within: float) -> Facts | None:
-    """Return how far the model for all widths is at one of them (0: without a codec) above one trained for it alone."""
+def for_all_widths(folder: Path, widths: Sequence[int], within: float) -> Iterator[Facts]:
+    """Yield how far the model for all widths is at each of some (0: without a codec) above one trained for it alone."""
     all_ = measured(folder)
-    if not {"one-shot", alone} <= set(all_.losses.arm):
-        return None
-    found = judge("loss", all_.of_arm("one-shot", bits), all_.of_arm(alone, bits), within)
-    return _judged(found, all_.mean(alone, bits))
+    for bits in widths:
+        alone = str(bits or "none")
+        if {"one-shot", alone} <= set(all_.losses.arm):
+            found = judge("loss", all_.of_arm("one-shot", bits), all_.of_arm(alone, bits), within)
+            yield {**_judged(found, all_.mean(alone, bits)), "bits": bits}
 
 
 def parts(folder: Path) -> Facts | None:
@@ -262,23 +243,20 @@ def spread(all_: Measured, model: str, bits: int) -> str:
 # ------------------------------------------------------------------ words
 def answer(folder: Path) -> str:
     """Return the answer in three lines; the tables have every number."""
-    all_, parts = measured(folder), []
+    all_, same = measured(folder), list[str]()
     for model in all_.models:
-        same = [
-            str(budget)
+        uniform = {
+            budget: all(all_.found(model, budget, cost) == all_.found(model, budget) for cost in COSTS)
             for budget in all_.usable(model)
-            if all(all_.found(model, budget, cost) == all_.found(model, budget) for cost in ("bytes", "seconds"))
-        ]
-        parts.append(f"of {' or '.join(same) or 'no'} bits ({NAMES[model]})")
+        }
+        same.append(f"of {' or '.join(str(each) for each in uniform if uniform[each]) or 'no'} bits ({NAMES[model]})")
     said = (
         "**Answer.** Boundaries are about equally sensitive: for equal bytes, or seconds over unequal links, a search "
-        f"finds uniform widths {' and '.join(parts)}. {denoising_figures.answer(denoising_figures.denoising(folder))}"
+        f"finds uniform widths {' and '.join(same)}. {denoising_figures.answer(denoising_figures.denoising(folder))}"
     )
-    if {"one-shot", "1", "2", "4"} <= set(all_.losses.arm):
-        worse = [
-            f"{judge('loss', all_.of_arm('one-shot', bits), all_.of_arm(str(bits), bits)).value:+.4f} at {bits}"
-            for bits in (4, 2, 1)
-        ]
+    if worse := [
+        f"{each['judgement'].value:+.4f} at {each['bits']}" for each in for_all_widths(folder, (4, 2, 1), 0.0)
+    ]:
         said += f" One model for all widths, less one trained for each alone: {', '.join(worse)} bits."
     return said
 
@@ -303,18 +281,12 @@ def _search_panel(axes: Axes, all_: Measured, model: str) -> None:
     floor = rows[rows.search == "none"].loss.mean()
     uniform = rows[rows.search == "uniform"].groupby("bits").loss.mean() - floor
     axes.plot(uniform.index, uniform, color=style.INK, marker="o", label="uniform")
-    looks = {"together": ("#0072b2", "P"), "alone": ("#d55e00", "x")}
-    for search, (colour, marker) in looks.items():
-        for cost, filled in (("bytes", colour), ("seconds", "none")):
-            part = (
-                rows[(rows.search == search) & (rows.cost == cost)]
-                .groupby("widths")
-                .agg({"bits": "mean", "loss": "mean"})
-            )
-            face = {} if marker == "x" else {"mfc": filled}
-            label = f"greedy, {SEARCHES[search]}; equal {cost}"
-            axes.plot(part.bits, part.loss - floor, color=colour, marker=marker, ls="none", label=label, **face,
-                      alpha=1.0 if cost == "bytes" else 0.6)  # fmt: skip
+    for search, (colour, marker) in {"together": ("#0072b2", "P"), "alone": ("#d55e00", "x")}.items():
+        for cost, filled, alpha in (("bytes", colour, 1.0), ("seconds", "none", 0.6)):
+            part = rows[(rows.search == search) & (rows.cost == cost)].groupby("widths")[["bits", "loss"]].mean()
+            face: dict[str, Any] = {} if marker == "x" else {"mfc": filled}
+            axes.plot(part.bits, part.loss - floor, color=colour, marker=marker, ls="none",
+                      label=f"greedy, {SEARCHES[search]}; equal {cost}", **face, alpha=alpha)  # fmt: skip
     axes.set_title(NAMES[model])
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_xlabel("bits per value, scales included")
@@ -347,16 +319,10 @@ def draw(all_: Measured) -> Figure:
     return figure
 
 
-def main() -> int:
-    """Draw the figures, write claims.csv and fill the README where it lies in the output folder."""
-    _, output = experiments.folders(HERE.name, "Draw the figures of mixed_precision and make its tables.")
+if __name__ == "__main__":
+    _, made = experiments.folders(HERE.name, "Draw the figures of mixed_precision and make its tables.")
     figures = {
         "widths": lambda folder: draw(measured(folder)),
         "denoising": lambda folder: denoising_figures.draw(denoising_figures.denoising(folder)),
     }
-    experiments.draw_and_publish(HERE, output, figures, blocks, claims)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    experiments.draw_and_publish(HERE, made, figures, blocks, claims)

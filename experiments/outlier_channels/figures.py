@@ -5,7 +5,6 @@ This reads tensors.csv and codecs.csv from the output folder, which measure.py w
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from testbed.report import claim_rows, experiments, style
 from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
-from testbed.report.numbers import markdown_table, three
+from testbed.report.numbers import markdown_table, percent, three
 
 HERE = Path(__file__).resolve().parent
 NAMES = {
@@ -27,6 +26,7 @@ NAMES = {
     "smollm2-135m": "SmolLM2-135M",
 }
 WAYS = {"forward": "activations X", "backward": "gradients G"}
+SENT = {"forward": "X", "backward": "G"}
 _GROUPED = [f"int{bits}(group=64)" for bits in (2, 3, 4, 6, 8)]
 SERIES: dict[str, tuple[list[str], str, str]] = {
     "int4, int8: a step per token": (["int4", "int8"], "#d55e00", "D"),
@@ -66,9 +66,14 @@ def of_codec(codecs: Any, model: str, way: str, codec: str, column: str = "token
     return rows.sort_values("boundary")[column].to_numpy()
 
 
-def ratios(codecs: Any, model: str, way: str, plain: str, other: str, column: str = "token_error") -> Any:
+def mean_error(codecs: Any, model: str, way: str, codec: str, column: str = "token_error") -> float:
+    """Return the geometric mean over boundaries."""
+    return float(np.exp(np.log(of_codec(codecs, model, way, codec, column)).mean()))
+
+
+def ratios(codecs: Any, model: str, way: str, plain: str, other: str) -> Any:
     """Return by which factor `other` errs less than `plain`, one number per boundary."""
-    return of_codec(codecs, model, way, plain, column) / of_codec(codecs, model, way, other, column)
+    return of_codec(codecs, model, way, plain) / of_codec(codecs, model, way, other)
 
 
 # ------------------------------------------------------------------ figure
@@ -81,7 +86,7 @@ def draw(codecs: Any) -> Figure:
         for panel, model in zip(row, names, strict=True):
             for label, (texts, colour, marker) in SERIES.items():
                 bits = [of_codec(codecs, model, way, text, "bits").mean() for text in texts]
-                errors = [np.exp(np.log(of_codec(codecs, model, way, text)).mean()) for text in texts]
+                errors = [mean_error(codecs, model, way, text) for text in texts]
                 panel.plot(bits, errors, color=colour, marker=marker, ms=5, lw=1.3, label=label)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
@@ -90,12 +95,8 @@ def draw(codecs: Any) -> Figure:
         row[0].set_ylabel("median relative error of a token")
     for panel in panels[-1]:
         panel.set_xlabel("bits per value on the wire")
-    style.state(
-        figure,
-        "A rotation pays on activations that have outlier channels, and nowhere else",
-    )
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=3)
+    style.state(figure, "A rotation pays on activations that have outlier channels, and nowhere else")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
     return figure
 
 
@@ -108,23 +109,20 @@ def span(values: Any) -> str:
 
 def outliers_table(tensors: Any) -> str:
     """Return how uneven what is sent is: a row per model, boundary and direction."""
-    headings = [
-        "model", "after layer", "of", "kurtosis", "largest channel", "share of the top 1 %", "largest token"
-    ]  # fmt: skip
-    rows = [
-        [
-            NAMES[row.model],
-            str(row.boundary),
-            "X" if row.direction == "forward" else "G",
-            three(row.kurtosis),
-            three(row.channel_ratio),
-            f"{100 * row.top_channels:.0f} %",
-            three(row.token_ratio),
-        ]
-        for model in models_of(tensors)
-        for row in tensors[tensors.model == model].itertuples()
-    ]
-    return markdown_table(headings, rows, right=headings[3:])
+    rows = tensors[tensors.model.isin(NAMES)].sort_values(
+        "model", key=lambda f: f.map(list(NAMES).index), kind="stable"
+    )
+    columns = {
+        "model": rows.model.map(NAMES),
+        "after layer": rows.boundary.astype(str),
+        "of": rows.direction.map(SENT),
+        "kurtosis": rows["kurtosis"].map(three),
+        "largest channel": rows.channel_ratio.map(three),
+        "share of the top 1 %": rows.top_channels.map(lambda share: percent(share, "{:.0f}")),
+        "largest token": rows.token_ratio.map(three),
+    }
+    headings = list(columns)
+    return markdown_table(headings, list(zip(*columns.values(), strict=True)), right=headings[3:])
 
 
 def gains_table(codecs: Any) -> str:
@@ -132,7 +130,7 @@ def gains_table(codecs: Any) -> str:
     names = models_of(codecs)
     headings = ["of", "codec", "against", *(NAMES[model] for model in names)]
     rows = [
-        ["X" if way == "forward" else "G", other, plain, *(span(ratios(codecs, m, way, plain, other)) for m in names)]
+        [SENT[way], other, plain, *(span(ratios(codecs, model, way, plain, other)) for model in names)]
         for way in WAYS
         for plain, other in PAIRS
         if (way, other) != ("backward", "tah")  # its gradients have 6 bits
@@ -143,16 +141,18 @@ def gains_table(codecs: Any) -> str:
 def errors_table(codecs: Any) -> str:
     """Return bits and errors of activations, all codecs: the median token's, and of all values together."""
     names = models_of(codecs)
-    headings = ["codec", "bits", *(f"{NAMES[m]}: token" for m in names), *(f"{NAMES[m]}: all" for m in names)]
-    rows = []
-    for codec in dict.fromkeys(codecs.codec):
-        bits = span([of_codec(codecs, model, "forward", codec, "bits").mean() for model in names])
-        cells = [
-            f"{np.exp(np.log(of_codec(codecs, model, 'forward', codec, column)).mean()):.1e}"
-            for column in ("token_error", "error")
-            for model in names
+    kinds = [
+        (column, words, model) for column, words in (("token_error", "token"), ("error", "all")) for model in names
+    ]
+    headings = ["codec", "bits", *(f"{NAMES[model]}: {words}" for _, words, model in kinds)]
+    rows = [
+        [
+            codec,
+            span([of_codec(codecs, model, "forward", codec, "bits").mean() for model in names]),
+            *(f"{mean_error(codecs, model, 'forward', codec, column):.1e}" for column, _, model in kinds),
         ]
-        rows.append([codec, bits, *cells])
+        for codec in dict.fromkeys(codecs.codec)
+    ]
     return markdown_table(headings, rows, right=headings[1:])
 
 
@@ -180,7 +180,7 @@ def claims(folder: Path) -> list[Claim]:
 def answer(tensors: Any, codecs: Any) -> str:
     """Return the answer in three lines; the tables have every number."""
     forward = tensors[tensors.direction == "forward"]
-    said = []
+    said = list[str]()
     for model in reversed(models_of(codecs)):
         gain = span(ratios(codecs, model, "forward", "int4", "hadamard(int4)"))
         largest = f"{span(forward[forward.model == model].channel_ratio)} times"
@@ -203,15 +203,6 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
-def main() -> int:
-    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
-    _, output = experiments.folders(HERE.name, "Draw the figure of outlier_channels and make its tables.")
-    with style.applied():
-        figure = draw(measured(output)[1])
-    experiments.save_figure(figure, output, "errors")
-    experiments.publish(output, blocks(output), claims(output))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, made = experiments.folders(HERE.name, "Draw the figure of outlier_channels and make its tables.")
+    experiments.draw_and_publish(HERE, made, {"errors": lambda folder: draw(measured(folder)[1])}, blocks, claims)
