@@ -10,7 +10,6 @@ passes.csv has the mean training loss of each pass of each run; the other CSVs a
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,18 +161,9 @@ def times(folder: Path) -> Any:
             for passes, words in ((None, "steady state"), (PASSES_PUBLISHED, f"{PASSES_PUBLISHED} passes")):
                 share = 0.0 if passes is None else 1 / passes
                 slow, middle = (share * full[rate] + (1 - share) * ours[rate] for rate in (SLOW, MIDDLE))
-                rows.append(
-                    {
-                        "sends": sends,
-                        "bits": bits,
-                        "of": words,
-                        "compute": compute,
-                        "stage_s": part.forward_s.iloc[0] + part.backward_s.iloc[0],
-                        "speed_up": full[SLOW] / slow,
-                        "slowdown": middle / full[FAST],
-                    }
-                )
-    return pd.DataFrame(rows)
+                stage_s = part.forward_s.iloc[0] + part.backward_s.iloc[0]
+                rows.append((sends, bits, words, compute, stage_s, full[SLOW] / slow, middle / full[FAST]))
+    return pd.DataFrame(rows, columns=["sends", "bits", "of", "compute", "stage_s", "speed_up", "slowdown"])
 
 
 def solved(folder: Path) -> Any:
@@ -184,11 +174,9 @@ def solved(folder: Path) -> Any:
     rows = []
     for key, part in times(folder).groupby(["sends", "bits", "of"], sort=False):
         part = part.sort_values("compute")
-        order = np.argsort(part.slowdown.to_numpy())
-        slow = part.slowdown.to_numpy()[order]
-        inside = slow[0] <= SLOWDOWN <= slow[-1]
-        stage = float(np.interp(SLOWDOWN, slow, part.stage_s.to_numpy()[order])) if inside else np.nan
-        speed = float(np.interp(stage, part.stage_s, part.speed_up)) if inside else np.nan
+        slow = part.sort_values("slowdown")
+        stage = float(np.interp(SLOWDOWN, slow.slowdown, slow.stage_s, left=np.nan, right=np.nan))
+        speed = float(np.interp(stage, part.stage_s, part.speed_up))
         rows.append((*key, stage, speed, part.speed_up.max()))
     return pd.DataFrame(rows, columns=["sends", "bits", "of", "stage_s", "speed_up", "most"])
 
@@ -196,15 +184,14 @@ def solved(folder: Path) -> Any:
 def time_table(folder: Path) -> Any:
     """Return the explanations of the two published times."""
     rows = solved(folder)
+    never = rows.stage_s.isna()
     return pd.DataFrame(
         {
             "sends": rows.sends,
             "bits forward and backward": rows.bits,
             "counted": rows.of,
-            "31 % slower at 500 Mbit/s if a stage takes, s": rows.stage_s.map("{:.3f}".format).where(
-                rows.stage_s.notna(), "never"
-            ),
-            "then at 100 Mbit/s": rows.speed_up.map("{:.2f}x".format).where(rows.speed_up.notna()),
+            "31 % slower at 500 Mbit/s if a stage takes, s": rows.stage_s.map("{:.3f}".format).mask(never, "never"),
+            "then at 100 Mbit/s": rows.speed_up.map("{:.2f}x".format).mask(never),
             "at most at 100 Mbit/s": rows.most.map("{:.2f}x".format),
         }
     )
@@ -405,16 +392,10 @@ def _answer(folder: Path) -> str:
     )
 
 
-def main() -> int:
-    """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
+if __name__ == "__main__":
     results, output = experiments.folders(HERE.name, __doc__ or "")
     runs, passes = runs_and_passes(results)
     passes.to_csv(output / PASSES, index=False, float_format="%.6f", lineterminator="\n")
     experiment_tables.write_tables(results, output, runs, "last_pass", "optimiser.learning_rate")
     (output / predicted.FILE).write_bytes((results / predicted.FILE).read_bytes())
     experiments.draw_and_publish(HERE, output, {"loss": loss_figure, "time": time_figure}, blocks, claims)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

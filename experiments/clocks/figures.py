@@ -24,7 +24,6 @@ from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim
 from testbed.report.numbers import percent
 
-NAME = "clocks"
 _MARKERS = {"1f1b": "o", "gpipe": "s"}
 
 
@@ -143,18 +142,16 @@ def draw(frame: Any, title: str, caption: str) -> Any:
     axes.set_xlim(-reach, reach)
     axes.set_xlabel("played step against live step, %")
     axes.set_title(title)
-    handles = [
-        Line2D([], [], color=look.colour, marker="o", linestyle="none", label=codec) for codec, look in looks.items()
-    ]
-    handles += [Line2D([], [], color="grey", marker=m, linestyle="none", label=name) for name, m in _MARKERS.items()]
+    marks = {codec: (look.colour, "o") for codec, look in looks.items()}
+    marks |= {schedule: ("grey", marker) for schedule, marker in _MARKERS.items()}
+    handles = [Line2D([], [], color=c, marker=m, linestyle="none", label=name) for name, (c, m) in marks.items()]
     axes.legend(handles=handles, loc="upper right")
     figure.supxlabel(caption, fontsize=7.2, x=0.01, ha="left")
     return figure
 
 
-def main() -> None:
-    """Write the figure, summary.csv, claims.csv and the README's blocks."""
-    folder, output = experiments.folders(NAME, "Figure, summary.csv, the claims and the README's blocks.")
+if __name__ == "__main__":
+    folder, output = experiments.folders("clocks", "Figure, summary.csv, the claims and the README's blocks.")
     frame = differences(folder)
     frame.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     sure = frame[~frame.by_chance].difference.abs()
@@ -167,7 +164,3 @@ def main() -> None:
         )
         experiments.save_figure(draw(frame, title, caption), output, "clocks")
     experiments.publish(output, blocks(output), claims(output))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from testbed.policies.deco import NOISE_FACTORS
 from testbed.report import claim_rows, experiments, style
 from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 
 HERE = Path(__file__).resolve().parent
 VALUES, COMPUTE_S, FIXED_RATE, RESOLUTION = 10_000_000, 0.1, 0.1, 4
@@ -191,16 +191,12 @@ def predictions(found: Results, choose: Choose) -> dict[str, list[float]]:
     steps = {pair: experiments.mean_of(taken) for pair in found.grid if (taken := choose(found.steps[pair]))}
     off: dict[str, list[float]] = {"sum": [], "product": [], "larger": []}
     for (ratio, staleness), value in steps.items():
-        parts = [steps.get(pair) for pair in ((ratio, 0), (1.0, staleness), (1.0, 0))]
-        if ratio == 1 or staleness == 0 or None in parts:
+        if ratio == 1 or staleness == 0 or not {(ratio, 0), (1.0, staleness), (1.0, 0)} <= steps.keys():
             continue
-        compressed, delayed, neither = (part for part in parts if part is not None)
-        for law, predicted in (
-            ("sum", compressed + delayed - neither),
-            ("product", compressed * delayed / neither),
-            ("larger", max(compressed, delayed)),
-        ):
-            off[law].append(value / predicted - 1)
+        compressed, delayed, neither = steps[ratio, 0], steps[1.0, staleness], steps[1.0, 0]
+        off["sum"].append(value / (compressed + delayed - neither) - 1)
+        off["product"].append(value / (compressed * delayed / neither) - 1)
+        off["larger"].append(value / max(compressed, delayed) - 1)
     return off
 
 
@@ -216,29 +212,19 @@ def correlations(found: Results, choose: Choose, factor: str) -> BySeed:
 
 def laws_table(folder: Path) -> Any:
     """Return how well each law says the steps of pairs, with tuned learning rates and the fixed one."""
-    found, rows = results(folder), []
+    found = results(folder)
+    rows: list[tuple[str, str, int, str]] = []
     for name, choose in MODES.items():
         for law, off in predictions(found, choose).items():
-            spread = f"{_percent(min(off), '+.0%')} to {_percent(max(off), '+.0%')}"
-            rows.append(
-                {
-                    "learning rate": name,
-                    "law": f"{law} of the two costs",
-                    "pairs": len(off),
-                    "how far off": f"{_percent(float(np.median(np.abs(off))), '.0%')} in the median, {spread}",
-                }
-            )
+            spread = f"{percent(min(off), '{:+.0f}')} to {percent(max(off), '{:+.0f}')}"
+            middle = percent(float(np.median(np.abs(off))), "{:.0f}")
+            rows.append((name, f"{law} of the two costs", len(off), f"{middle} in the median, {spread}"))
+        reached = sum(bool(choose(found.steps[pair])) for pair in found.grid)
         for factor in NOISE_FACTORS:
             estimate = of_differences(list(correlations(found, choose, factor).values()), "seed")
-            rows.append(
-                {
-                    "learning rate": name,
-                    "law": f"phi, {factor}",
-                    "pairs": sum(bool(choose(found.steps[pair])) for pair in found.grid),
-                    "how far off": f"rank correlation {estimate.value:.2f} ({_interval(estimate.interval)})",
-                }
-            )
-    return pandas.DataFrame(rows)
+            said = f"rank correlation {estimate.value:.2f} ({_interval(estimate.interval)})"
+            rows.append((name, f"phi, {factor}", reached, said))
+    return pandas.DataFrame(rows, columns=["learning rate", "law", "pairs", "how far off"])
 
 
 # ------------------------------------------------------------------ claims
@@ -350,10 +336,6 @@ def _words(network: tuple[int, int]) -> str:
     return f"{network[0]} Mbit/s, {network[1]} ms one way"
 
 
-def _percent(share: float, form: str) -> str:
-    return f"{share:{form}}".replace("%", " %")
-
-
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     return {
@@ -427,19 +409,17 @@ def draw_time(folder: Path) -> Figure:
         networks = arms(found, choose)
         axes.axhline(1, color=style.MUTED, lw=1)
         for place, name in enumerate(names):
-            points = [
-                (
-                    x + 0.1 * (place - len(names) / 2 + 0.5),
-                    against(found, choose, network, chosen[name], chosen[DSGD], None),
-                )
+            shift = 0.1 * (place - len(names) / 2 + 0.5)
+            points = {
+                x + shift: against(found, choose, network, chosen[name], chosen[DSGD], None)
                 for x, (network, chosen) in enumerate(networks.items())
                 if name in chosen
-            ]
-            for x, judged in points:
+            }
+            for x, judged in points.items():
                 if judged.interval is not None:
                     axes.plot([x, x], judged.interval, color=COLOURS[name], lw=1.1)
-            marker = {DECO: "D", ORACLE: "_"}.get(name, "o")
-            axes.plot([x for x, _ in points], [j.value for _, j in points], marker, color=COLOURS[name], label=name)
+            marker, values = {DECO: "D", ORACLE: "_"}.get(name, "o"), [judged.value for judged in points.values()]
+            axes.plot(list(points), values, marker, color=COLOURS[name], label=name)
         verdicts = [each.verdict for each in compared(found, choose, BEST_STATIC, 1.0).values()]
         sooner, later = (verdicts.count(verdict) for verdict in ("holds", "fails"))
         axes.set(
@@ -454,12 +434,6 @@ def draw_time(folder: Path) -> Figure:
     return figure
 
 
-def main() -> int:
-    """Write the figures, claims.csv and the README's blocks."""
-    _, output = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, output, {"time": draw_time, "steps": draw_steps}, blocks, claims)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, written = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
+    experiments.draw_and_publish(HERE, written, {"time": draw_time, "steps": draw_steps}, blocks, claims)

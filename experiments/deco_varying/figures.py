@@ -6,7 +6,6 @@ This reads timeline.csv, runs.csv, apart.csv and live.csv from the output folder
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
@@ -22,6 +21,7 @@ from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import claim_rows, experiments, style
 from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 
 HERE = Path(__file__).resolve().parent
 DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
@@ -210,7 +210,7 @@ def live_table(folder: Path) -> Any:
             "live": f"{each.live_s:.2f} s",
             "draws of the timeline": f"{min(each.played_s):.2f} to {max(each.played_s):.2f} s",
             "mean": f"{mean(each.played_s):.2f} s ({_signed(mean(each.played_s) / each.live_s - 1)})",
-            f"first steps that all are alike, to {_percent(EXACT)}": each.alike,
+            f"first steps that all are alike, to {percent(EXACT)}": each.alike,
             "bytes sent, played / live": f"{each.sizes:.2f}",
         }
         for network, each in beside(results(folder)).items()
@@ -326,8 +326,9 @@ def seed_s() -> float:
 
 
 def _why(judged: Judgement) -> str:
-    said = "times to a loss of 2.5 nats, each arm at a learning rate of its own"
-    return experiments.open_words(said, judged, seed_s())
+    return experiments.open_words(
+        "times to a loss of 2.5 nats, each arm at a learning rate of its own", judged, seed_s()
+    )
 
 
 # ------------------------------------------------------------------ the README
@@ -364,16 +365,8 @@ def _span(values: Any, form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _correlation(by_seed: BySeed) -> str:
-    return f": rank correlation {experiments.mean_of(by_seed):.2f}" if by_seed else ""
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
-
-
-def _signed(share: float, digits: int = 1) -> str:
-    return f"{100 * share:+.{digits}f} %"
+def _signed(share: float) -> str:
+    return percent(share, "{:+.1f}")
 
 
 # ------------------------------------------------------------------ figures
@@ -424,12 +417,6 @@ def draw_time(folder: Path) -> Figure:
     return figure
 
 
-def main() -> int:
-    """Write the figures, claims.csv and the README's blocks."""
-    _, output = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, output, {"choices": draw_choices, "time": draw_time}, blocks, claims)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    _, written = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
+    experiments.draw_and_publish(HERE, written, {"choices": draw_choices, "time": draw_time}, blocks, claims)
