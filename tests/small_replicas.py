@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from testbed.jobs.actions import EndStep, Node
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
-from testbed.jobs.loop import Lane
+from testbed.jobs.loop import NodeLane
 from testbed.jobs.pipeline import Ended
 from testbed.pipeline.alone import train_together
 from testbed.pipeline.training import Measure
@@ -217,7 +217,7 @@ class Watching:
     def __init__(self, workers: list[Worker], watch: Callable[[list[Worker]], None]) -> None:
         self._workers, self._watch = workers, watch
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         if isinstance(action, EndStep):
             self._watch(self._workers)
 

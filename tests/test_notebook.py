@@ -49,7 +49,6 @@ def test_a_step_is_a_row(run: Run) -> None:
     assert len(frame) == len(records[0])
     assert len(stages) == len(frame) * len(records)
     summary = run.summary
-    assert summary is not None
     assert frame[frame.measured].step_s.median() == pytest.approx(summary.step_s)
     assert frame[frame.measured].sent_payload_bytes.mean() == summary.payload_bytes_per_step
     assert frame[frame.phase == "train"].loss.iloc[-1] == summary.train_loss

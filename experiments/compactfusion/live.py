@@ -19,7 +19,7 @@ import torch
 
 from testbed import csv_rows, vm
 from testbed.diffusion.dit import ROWS, TOKENS, Dit
-from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule
+from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule
 from testbed.diffusion.inside import LiveSampling
 from testbed.diffusion.live import LiveSampled, sample_live
 from testbed.diffusion.pretrain import load_dit
@@ -52,7 +52,7 @@ NAMES: dict[str, ProgramName] = {
     "PipeFusion": "pipefusion",
     "AsyncDiff": "asyncdiff",
 }
-SCHEDULES = {"experts, synchronous": Schedule(0), "experts, DICE": Schedule(1, "deep", "low")}
+SCHEDULES = {"experts, synchronous": ExpertSchedule(0), "experts, DICE": ExpertSchedule(1, "deep", "low")}
 
 
 class Row(NamedTuple):

@@ -18,7 +18,7 @@ from testbed import csv_rows
 from testbed.devices.device import load_device
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
-from testbed.diffusion.experts import ExpertProgram, Schedule, expert_trace, sample_experts
+from testbed.diffusion.experts import ExpertProgram, ExpertSchedule, expert_trace, sample_experts
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.metrics.links import Pipes
 from testbed.play.unlinked import ideal_step_ns
@@ -32,16 +32,16 @@ MODEL, DEVICE, WORKERS, IMAGES = "dit-digits-moe", "laptop-cpu", 2, 128
 SEEDS, STEPS = (0, 1, 2, 3, 4), (28, 8)
 MBIT, DELAYS_US = (100, 300, 1000, 2000, 4000, 8000, 16000, 64000), (20, 500)
 SCHEDULES = {
-    "synchronous": Schedule(0),
-    "displaced": Schedule(2),
-    "interweaved": Schedule(1),
-    "interweaved, deep layers synchronous": Schedule(1, "deep"),
-    "interweaved, shallow layers synchronous": Schedule(1, "shallow"),
-    "interweaved, every second layer synchronous": Schedule(1, "staggered"),
-    "interweaved, low scores skipped": Schedule(1, skip="low"),
-    "interweaved, high scores skipped": Schedule(1, skip="high"),
-    "DICE": Schedule(1, "deep", "low"),
-    "interweaved, stale router weights": Schedule(1, scores="stale"),
+    "synchronous": ExpertSchedule(0),
+    "displaced": ExpertSchedule(2),
+    "interweaved": ExpertSchedule(1),
+    "interweaved, deep layers synchronous": ExpertSchedule(1, "deep"),
+    "interweaved, shallow layers synchronous": ExpertSchedule(1, "shallow"),
+    "interweaved, every second layer synchronous": ExpertSchedule(1, "staggered"),
+    "interweaved, low scores skipped": ExpertSchedule(1, skip="low"),
+    "interweaved, high scores skipped": ExpertSchedule(1, skip="high"),
+    "DICE": ExpertSchedule(1, "deep", "low"),
+    "interweaved, stale router weights": ExpertSchedule(1, scores="stale"),
 }
 """DICE is the whole of the paper: interweaved, deep layers synchronous, low scores skipped in every second step."""
 

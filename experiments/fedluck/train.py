@@ -28,9 +28,9 @@ from testbed.metrics.wires import wire_bytes
 from testbed.policies import fedluck
 from testbed.policies.fedluck import DeviceChoice
 from testbed.profiles import LinkProfile, load_profile
-from testbed.replicas.arrivals import Rounds, Server, Training
+from testbed.replicas.arrivals import Rounds, RoundsTraining, Server
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.events import Formula, Step, run_rounds
+from testbed.replicas.events import Formula, ServerStep, run_rounds
 from testbed.replicas.learners import ImagesLearner
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
 from testbed.workloads.images import build_network, images, score
@@ -211,7 +211,7 @@ class Case(NamedTuple):
         return [METHODS[self.method].choose(device) for device in devices(self.straggler)]
 
 
-def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], ImagesLearner], list[str]]:
+def make(case: Case, rate: float, seed: int) -> tuple[RoundsTraining, Callable[[int], ImagesLearner], list[str]]:
     """Return a training, what its devices learn from, and their codecs."""
     method, choices = METHODS[case.method], case.choices
     labels = images("digits").train.labels.numpy()
@@ -234,7 +234,7 @@ def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], 
         return ImagesLearner(build_network(MODEL, DIGITS, seed), batches, images("digits"))
 
     codecs = ["fp32" if choice.ratio == _DENSE else method.codec.format(text_of(choice.ratio)) for choice in choices]
-    return Training(data, optimiser, 1, seed), learner, codecs
+    return RoundsTraining(data, optimiser, 1, seed), learner, codecs
 
 
 def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) -> Row:
@@ -250,7 +250,7 @@ def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) 
     def taken() -> int:
         return sum(worker.made * worker.local_steps for worker in workers)
 
-    def watch(step: Step) -> bool:
+    def watch(step: ServerStep) -> bool:
         """Score a step; returns whether there is to be another."""
         nonlocal best, seconds, sent, answered
         stale.extend(update.staleness for update in step.applied.used)

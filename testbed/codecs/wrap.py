@@ -149,7 +149,7 @@ class Wrapper(States):
         super().__init__(parts_with(self.parts, Stateful), **memories or {})
 
 
-class Loop(Wrapper):
+class ClosedLoop(Wrapper):
     """A codec that decodes its payloads at the sender too, and remembers what came of them."""
 
     unshared = "inner"  # whose encoding half the receiver has no use for: it decodes with the other

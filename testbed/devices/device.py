@@ -104,7 +104,7 @@ class ComputeDevice(Frozen):
 SHIPPED = Path(__file__).parent
 
 
-class _Unit(NamedTuple):
+class _UnitKey(NamedTuple):
     """A key whose number carries a unit, and the record's field for it."""
 
     field: str
@@ -113,13 +113,13 @@ class _Unit(NamedTuple):
 
 
 _UNITS = {
-    "memory": _Unit("memory_bytes", units.parse_size, units.write_size),
-    "bandwidth": _Unit("bandwidth_bytes_per_s", units.parse_bandwidth, units.write_bandwidth),
-    "peak": _Unit("peak_flops", units.parse_flops, units.write_flops),
-    "utilisation": _Unit("utilisation", units.parse_fraction, units.write_fraction),
-    "forward": _Unit("forward_ns", units.parse_time, units.write_time),
-    "backward": _Unit("backward_ns", units.parse_time, units.write_time),
-    "update": _Unit("update_ns", units.parse_time, units.write_time),
+    "memory": _UnitKey("memory_bytes", units.parse_size, units.write_size),
+    "bandwidth": _UnitKey("bandwidth_bytes_per_s", units.parse_bandwidth, units.write_bandwidth),
+    "peak": _UnitKey("peak_flops", units.parse_flops, units.write_flops),
+    "utilisation": _UnitKey("utilisation", units.parse_fraction, units.write_fraction),
+    "forward": _UnitKey("forward_ns", units.parse_time, units.write_time),
+    "backward": _UnitKey("backward_ns", units.parse_time, units.write_time),
+    "update": _UnitKey("update_ns", units.parse_time, units.write_time),
 }
 _KEY_OF = {unit.field: key for key, unit in _UNITS.items()}
 _INNER: dict[str, type[BaseModel]] = {"fp32": MatrixSpeed, "half": MatrixSpeed}

@@ -30,7 +30,7 @@ from testbed.diffusion.dit import TOKENS, TOP, Dit, Routing, to_images
 from testbed.diffusion.node import Sampled, SamplingNode, run_together
 from testbed.diffusion.programs import Costs, Crossing, Deferred, divide, trace_of
 from testbed.errors import CodecError, SpecError
-from testbed.jobs.sampling import Action, Actions, Compute, Receive, SamplingJob, Send
+from testbed.jobs.sampling import Action, Actions, Compute, ReceivePart, SamplingJob, SendPart
 from testbed.play.trace import Trace
 
 BLOCK: Final = 16
@@ -42,7 +42,7 @@ _PAIRS = 256
 """Of a block and an expert: what a byte tells apart."""
 
 
-class Schedule(NamedTuple):
+class ExpertSchedule(NamedTuple):
     """Which outputs of experts a layer uses, and which are sent."""
 
     lag: int
@@ -61,7 +61,7 @@ class Schedule(NamedTuple):
 class ExpertProgram(NamedTuple):
     """How images are sampled."""
 
-    schedule: Schedule
+    schedule: ExpertSchedule
     workers: int
     layers: int
     steps: int
@@ -248,7 +248,14 @@ class ExpertWorker(SamplingNode):
 
 @torch.no_grad()
 def sample_experts(
-    model: Dit, noise: Tensor, labels: Tensor, steps: int, schedule: Schedule, *, workers: int = 1, codec: str = "fp32"
+    model: Dit,
+    noise: Tensor,
+    labels: Tensor,
+    steps: int,
+    schedule: ExpertSchedule,
+    *,
+    workers: int = 1,
+    codec: str = "fp32",
 ) -> Sampled:
     """Sample images from noise (T, B, 4) with all workers in one process; see `ExpertWorker`, also for errors."""
     program = ExpertProgram(schedule, workers, model.size.layers, steps)
@@ -295,11 +302,11 @@ def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
     def work(task: str, step: int, layer: int) -> Compute:
         return Compute(task, step, layer, (0, TOKENS))
 
-    def send(what: Deferred, step: int, layer: int) -> Iterator[Send]:
-        return (Send(Crossing(what, step, layer, worker, other), other) for other in others)
+    def send(what: Deferred, step: int, layer: int) -> Iterator[SendPart]:
+        return (SendPart(Crossing(what, step, layer, worker, other), other) for other in others)
 
-    def receive(what: Deferred, step: int, layer: int) -> Iterator[Receive]:
-        return (Receive(Crossing(what, step, layer, other, worker), other) for other in others)
+    def receive(what: Deferred, step: int, layer: int) -> Iterator[ReceivePart]:
+        return (ReceivePart(Crossing(what, step, layer, other, worker), other) for other in others)
 
     def experts(step: int, layer: int) -> Iterator[Action]:
         yield from receive("dispatch", step, layer)

@@ -31,7 +31,7 @@ from testbed.diffusion.workers import Codecs, Conditions, TokenWorker
 from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Work
-from testbed.jobs.loop import Lane
+from testbed.jobs.loop import NodeLane
 from testbed.jobs.sampling import Actions, Compute, SamplingJob
 from testbed.net.kernel.namespace import enter
 from testbed.net.lab import Lab, LabSpec
@@ -82,7 +82,7 @@ class _LastMoment:
 
     at_ns = 0
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note when an action ended."""
         self.at_ns = end_ns
 

@@ -25,9 +25,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from testbed.errors import SpecError
 from testbed.jobs import actions as jobs
-from testbed.jobs.sampling import Action, Actions, Compute, Receive, SamplingJob, Send
+from testbed.jobs.sampling import Action, Actions, Compute, ReceivePart, SamplingJob, SendPart
 from testbed.play.trace import Trace
-from testbed.play.tracing import Sites, TracedJob
+from testbed.play.tracing import Colocation, TracedJob
 
 ProgramName = Literal["ring", "gather", "displaced", "pipefusion", "asyncdiff"]
 Kind = Literal["keys and values", "hidden", "velocity", "pixels"]
@@ -113,19 +113,19 @@ def _patch(program: Program, worker: int) -> Actions:
             if program.name == "ring":
                 actions += _round(program, worker, step, layer)
             elif program.name == "gather" or step < program.warmup:
-                actions += [Send(own, peer) for peer in others]
-                actions += [Receive(own._replace(tokens=program.shards[peer]), peer) for peer in others]
+                actions += [SendPart(own, peer) for peer in others]
+                actions += [ReceivePart(own._replace(tokens=program.shards[peer]), peer) for peer in others]
             else:
                 if step > program.warmup:
                     due = own._replace(step=step - 1)
-                    actions += [Receive(due._replace(tokens=program.shards[peer]), peer) for peer in others]
+                    actions += [ReceivePart(due._replace(tokens=program.shards[peer]), peer) for peer in others]
                 if step < last:
-                    actions += [Send(own, peer) for peer in others]
+                    actions += [SendPart(own, peer) for peer in others]
             actions.append(Compute("attend", step, layer, mine))
         actions += [Compute("velocity", step, 0, mine), Compute("update", step, 0, mine)]
     if worker:
-        return [*actions, Send(Part("pixels", last, 0, mine), 0)]
-    return actions + [Receive(Part("pixels", last, 0, program.shards[peer]), peer) for peer in others]
+        return [*actions, SendPart(Part("pixels", last, 0, mine), 0)]
+    return actions + [ReceivePart(Part("pixels", last, 0, program.shards[peer]), peer) for peer in others]
 
 
 def _round(program: Program, worker: int, step: int, layer: int) -> list[Action]:
@@ -135,7 +135,7 @@ def _round(program: Program, worker: int, step: int, layer: int) -> list[Action]
     owned = [Part("keys and values", step, layer, program.shards[(worker - hop) % count]) for hop in range(count)]
     actions: list[Action] = []
     for given, taken in itertools.pairwise(owned):
-        actions += [Send(given, after), Receive(taken, before)]
+        actions += [SendPart(given, after), ReceivePart(taken, before)]
     return actions
 
 
@@ -159,15 +159,15 @@ def _stage(program: Program, stage: int) -> Actions:
                     actions += _updates(program, step - 1, tokens, step - 1 < program.warmup)
                 actions.append(Compute("begin", step, 0, tokens))
             elif not late or step > program.warmup:  # what came in the last synchronous step is used once more
-                actions.append(Receive(Part("hidden", step - late, ends[stage][0], tokens), stage - 1))
+                actions.append(ReceivePart(Part("hidden", step - late, ends[stage][0], tokens), stage - 1))
             for layer in range(*ends[stage]):
                 actions += [Compute("project", step, layer, tokens), Compute("attend", step, layer, tokens)]
             if stage == last_stage:
                 actions.append(Compute("velocity", step, 0, tokens))
                 if stage:
-                    actions.append(Send(Part("velocity", step, 0, tokens), 0))
+                    actions.append(SendPart(Part("velocity", step, 0, tokens), 0))
             elif not late or step < last:
-                actions.append(Send(Part("hidden", step, ends[stage + 1][0], tokens), stage + 1))
+                actions.append(SendPart(Part("hidden", step, ends[stage + 1][0], tokens), stage + 1))
     if stage == 0:
         for tokens in parts(last):
             actions += _updates(program, last, tokens, last < program.warmup)
@@ -184,7 +184,7 @@ def _updates(program: Program, step: int, tokens: Tokens, whole: bool) -> list[A
     update: list[Action] = [Compute("update", step, 0, tokens)]
     if program.workers == 1:
         return update
-    return [Receive(Part("velocity", step, 0, tokens), program.workers - 1), *update]
+    return [ReceivePart(Part("velocity", step, 0, tokens), program.workers - 1), *update]
 
 
 # ---------------------------------------------------------------------- traces
@@ -219,5 +219,5 @@ def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> 
         return None
 
     nodes = [jobs.Sizes(lambda key: costs.frame_bytes(parts[key.part]))] * len(workers)
-    sites = Sites.apart(job.places, ["worker"] * len(workers))
+    sites = Colocation.apart(job.places, ["worker"] * len(workers))
     return TracedJob(job, nodes, cost, LABELS, {"maker": "diffusion"}, sites).trace()

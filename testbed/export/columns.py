@@ -70,7 +70,7 @@ def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix
             yield ExportColumn(prefix + name, _kind(annotation), what)
 
 
-class _Row(Frozen):
+class _RunRow(Frozen):
     """What names a run in every table."""
 
     cell_id: str
@@ -79,7 +79,7 @@ class _Row(Frozen):
     """Number of the run among those of its cell."""
 
 
-class _Network(_Row):
+class _Network(_RunRow):
     """The first columns of the table of runs; those of its cell follow."""
 
     folder: str
@@ -109,7 +109,7 @@ class _Machine(Frozen):
     """Release of Linux."""
 
 
-class _Step(_Row):
+class _StepRow(_RunRow):
     """A row of the table of steps."""
 
     stage: int
@@ -172,7 +172,7 @@ class _Step(_Row):
     """Segments that its sockets retransmitted since they were opened."""
 
 
-class _Frame(_Row):
+class _Frame(_RunRow):
     """A row of the table of frames."""
 
     phase: str
@@ -203,7 +203,7 @@ class _Frame(_Row):
     """When the receiver had its last byte, s since the first step began."""
 
 
-class _Loss(_Row):
+class _Loss(_RunRow):
     """A row of the table of losses."""
 
     phase: str
@@ -218,7 +218,7 @@ class _Loss(_Row):
     """Of an evaluation on images: the share that is named right."""
 
 
-class _Link(_Row):
+class _Link(_RunRow):
     """A row of the table of links."""
 
     at_s: float
@@ -241,7 +241,7 @@ class _Link(_Row):
     """Bytes held at this moment."""
 
 
-class _Certificate(_Row):
+class _Certificate(_RunRow):
     """The first columns of the table of certificates; those of what was measured follow."""
 
     when: str
@@ -264,7 +264,7 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
         *of_record(Summary, _SUMMARY_SKIPPED),
         *of_record(_Machine),
     ),
-    "steps": tuple(of_record(_Step)),
+    "steps": tuple(of_record(_StepRow)),
     "frames": tuple(of_record(_Frame)),
     "losses": tuple(of_record(_Loss)),
     "links": tuple(of_record(_Link)),

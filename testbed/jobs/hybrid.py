@@ -21,7 +21,7 @@ Pairs = Sequence[tuple[int, int]]
 """Who sends, and who receives. The server is the place after the last device."""
 
 
-class Round(NamedTuple):
+class HybridRound(NamedTuple):
     """Who takes part in a step, and who sends whom what."""
 
     away: Sequence[int] = ()
@@ -41,7 +41,7 @@ class HybridJob:
     """By replica and stage: the actions of a batch."""
     local_steps: int
     """Batches of a step."""
-    rounds: Sequence[Round]
+    rounds: Sequence[HybridRound]
     """Those of steps one after the other, and again from the first."""
     server: bool
     staleness: int
@@ -87,7 +87,7 @@ class HybridJob:
                 applied += 1
             yield EndStep(step)
 
-    def _restore(self, me: int, step: int, who: Round) -> Program:
+    def _restore(self, me: int, step: int, who: HybridRound) -> Program:
         """Send weights to those that come back, or get them."""
         for sender, receiver in who.restored:
             key = _key("weights", step, sender, receiver)
@@ -97,13 +97,13 @@ class HybridJob:
                 (weights,) = yield Decode(((yield Receive(key, sender)),))
                 yield Work("restore", key, weights)
 
-    def _send(self, me: int, step: int, who: Round, value: object = None) -> Program:
+    def _send(self, me: int, step: int, who: HybridRound, value: object = None) -> Program:
         """Send a value to all that a place sends to in an exchange."""
         for sender, receiver in who.exchanged:
             if sender == me:
                 yield Send((yield Encode(_key("exchange", step, sender, receiver), value)), receiver)
 
-    def _gather(self, me: int, step: int, who: Round) -> Program:
+    def _gather(self, me: int, step: int, who: HybridRound) -> Program:
         """Have all that comes in an exchange, and pass it on; returns the messages."""
         came = list[Message]()
         for sender, receiver in who.exchanged:

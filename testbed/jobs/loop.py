@@ -87,7 +87,7 @@ class NoLinks:
         deliver()
 
 
-class Lane:
+class NodeLane:
     """What one node does in order. Forked programs have lanes of their own."""
 
     __slots__ = ("began_ns", "doing", "name", "node", "number", "programs", "step", "waking_ns")
@@ -103,7 +103,7 @@ class Lane:
 class Observer(Protocol):
     """Is told of what ends, in the order in which it ends."""
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note that a lane has ended an action (`Done`), and what the program got for it."""
         ...
 
@@ -122,7 +122,7 @@ class TimingDecidesError(UserError):
 class StuckError(SpecError):
     """Lanes wait for what never comes."""
 
-    def __init__(self, message: str, lanes: Sequence[Lane]) -> None:
+    def __init__(self, message: str, lanes: Sequence[NodeLane]) -> None:
         super().__init__(message)
         self.lanes = lanes
 
@@ -147,21 +147,21 @@ class Loop:
         self._cost, self._links, self._timed = cost, links or NoLinks(), cost is not None or links is not None
         self._queue: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
-        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._lanes: dict[tuple[int, str], NodeLane] = {}
         self._mail: list[dict[tuple[int, Key], Message]] = [{} for _ in nodes]
         """By place: what has arrived and was not asked for yet, by sender and key, in the order of arrival."""
-        self._asking: list[dict[tuple[int, Key], Lane]] = [{} for _ in nodes]
-        self._collecting: dict[int, Lane] = {}
-        self._met: dict[tuple[int, ...], dict[int, Lane]] = defaultdict(dict)
+        self._asking: list[dict[tuple[int, Key], NodeLane]] = [{} for _ in nodes]
+        self._collecting: dict[int, NodeLane] = {}
+        self._met: dict[tuple[int, ...], dict[int, NodeLane]] = defaultdict(dict)
         """By who is to meet: who is there."""
         self._results: dict[tuple[int, Key, int | None], Any] = {}
         """What is done and can be waited for: by place, key, and the peer of a message."""
-        self._waiting: dict[tuple[int, Key, int | None], Lane] = {}
+        self._waiting: dict[tuple[int, Key, int | None], NodeLane] = {}
         self._signals: dict[int, int] = defaultdict(int)
-        self._awaiting: dict[int, list[Lane]] = defaultdict(list)
+        self._awaiting: dict[int, list[NodeLane]] = defaultdict(list)
         self._returned: dict[int, Any] = {}
         self._asks: Callable[[Clock, int, int, int, Callable[[], None]], None] | None = getattr(links, "take", None)
-        self._does: dict[type, Callable[[Lane, Any], Any]] = {
+        self._does: dict[type, Callable[[NodeLane, Any], Any]] = {
             actions.Work: self._work,
             actions.Encode: self._encode,
             actions.Decode: self._decode,
@@ -210,23 +210,23 @@ class Loop:
     def _run_on(self, node: int, name: str, key: Key | None, program: Program, step: int = 0) -> None:
         lane = self._lanes.get((node, name))
         if lane is None:
-            lane = self._lanes[node, name] = Lane(node, name, len(self._lanes))
+            lane = self._lanes[node, name] = NodeLane(node, name, len(self._lanes))
         lane.programs.append((key, program, step))
         if len(lane.programs) == 1:
             self._begin(lane)
 
-    def _begin(self, lane: Lane) -> None:
+    def _begin(self, lane: NodeLane) -> None:
         key, _, step = lane.programs[0]
         if key is not None:
             lane.step = step
         lane.doing, lane.began_ns = None if key is None else Began(key), self.now_ns
         self.at(self.now_ns, self._go_on, lane, None, order=lane.number)
 
-    def _later(self, lane: Lane, value: Any = None) -> None:
+    def _later(self, lane: NodeLane, value: Any = None) -> None:
         """Let a lane that waited go on."""
         self.at(self.now_ns, self._go_on, lane, value, order=lane.number)
 
-    def _go_on(self, lane: Lane, value: Any) -> None:
+    def _go_on(self, lane: NodeLane, value: Any) -> None:
         """End what a lane is doing, and do all that takes no time, or during which nothing else happens."""
         key, program, _ = lane.programs[0]
         observers, does = self._observers, self._does
@@ -244,7 +244,7 @@ class Loop:
             value = do(lane, action)
         return None
 
-    def _end(self, lane: Lane, key: Key | None, value: Any) -> None:
+    def _end(self, lane: NodeLane, key: Key | None, value: Any) -> None:
         lane.programs.popleft()
         if key is None:
             self._returned[lane.node] = value
@@ -257,17 +257,17 @@ class Loop:
 
     # ------------------------------------------------------------------ actions: each returns what it returns, or
     # _PENDING where it takes time
-    def _work(self, lane: Lane, action: actions.Work) -> Any:
+    def _work(self, lane: NodeLane, action: actions.Work) -> Any:
         return self._spend(lane, action, self._nodes[lane.node].work(*action))
 
-    def _encode(self, lane: Lane, action: actions.Encode) -> Any:
+    def _encode(self, lane: NodeLane, action: actions.Encode) -> Any:
         payload, raw_bytes, choice = self._nodes[lane.node].encode(action.key, action.value)
         return self._spend(lane, action, Message(action.key, payload, raw_bytes=raw_bytes, choice=choice))
 
-    def _decode(self, lane: Lane, action: actions.Decode) -> Any:
+    def _decode(self, lane: NodeLane, action: actions.Decode) -> Any:
         return self._spend(lane, action, self._nodes[lane.node].decode(action.messages))
 
-    def _spend(self, lane: Lane, action: Action, value: Any) -> Any:
+    def _spend(self, lane: NodeLane, action: Action, value: Any) -> Any:
         """Let a lane be busy for as long as an action costs."""
         took_ns = (self._cost(lane.node, action) or 0) if self._cost is not None else 0
         took_ns += lane.waking_ns
@@ -281,22 +281,22 @@ class Loop:
         self.at(later_ns, self._go_on, lane, value, order=lane.number)
         return _PENDING
 
-    def _end_step(self, lane: Lane, action: actions.EndStep) -> bool | None:
+    def _end_step(self, lane: NodeLane, action: actions.EndStep) -> bool | None:
         if action.phase == "train":
             lane.step = action.number + 1
         return self._goes_on(lane.node, action.number)
 
-    def _fork(self, lane: Lane, action: actions.Fork) -> None:
+    def _fork(self, lane: NodeLane, action: actions.Fork) -> None:
         self._run_on(lane.node, action.lane, action.key, action.program, lane.step)
 
-    def _wait(self, lane: Lane, action: actions.Wait) -> Any:
+    def _wait(self, lane: NodeLane, action: actions.Wait) -> Any:
         done = (lane.node, action.key, action.peer)
         if done in self._results:
             return self._results.pop(done)
         self._waiting[done] = lane
         return _PENDING
 
-    def _signal(self, lane: Lane, action: Signal) -> None:
+    def _signal(self, lane: NodeLane, action: Signal) -> None:
         self._signals[action.event] += 1
         for other in self._awaiting.pop(action.event, ()):
             if self._signals[action.event] >= other.doing.times:
@@ -304,13 +304,13 @@ class Loop:
             else:
                 self._awaiting[action.event].append(other)
 
-    def _await(self, lane: Lane, action: Await) -> Any:
+    def _await(self, lane: NodeLane, action: Await) -> Any:
         if self._signals[action.event] >= action.times:
             return None
         self._awaiting[action.event].append(lane)
         return _PENDING
 
-    def _meet(self, lane: Lane, action: actions.Meet) -> Any:
+    def _meet(self, lane: NodeLane, action: actions.Meet) -> Any:
         places = self._places if action.places is None else action.places
         there = self._met[places]
         there[lane.node] = lane
@@ -330,7 +330,7 @@ class Loop:
             self._results[node, key, peer] = value
 
     # ------------------------------------------------------------------ messages
-    def _send(self, lane: Lane, action: actions.Send) -> None:
+    def _send(self, lane: NodeLane, action: actions.Send) -> None:
         (key, payload, _, raw_bytes, choice, *_), peer, note, awaited = action
         # Made anew, which costs half of what _replace does.
         sent = Message(key, payload, lane.node, raw_bytes, choice, note, self.now_ns)
@@ -350,7 +350,7 @@ class Loop:
         if (lane := self._collecting.get(node)) is not None:
             self._try_collecting(lane)
 
-    def _receive(self, lane: Lane, action: actions.Receive) -> Any:
+    def _receive(self, lane: NodeLane, action: actions.Receive) -> Any:
         asked = (action.peer, action.key)
         message = self._mail[lane.node].pop(asked, None)
         if message is None:
@@ -361,19 +361,19 @@ class Loop:
             self._take(lane, message)
         return _PENDING
 
-    def _take(self, lane: Lane, message: Message) -> None:
+    def _take(self, lane: NodeLane, message: Message) -> None:
         if self._asks is None:
             return self._received(lane, message)
         size = len(message.payload) + len(message.note)
         return self._asks(self, lane.node, size, message.last_byte_ns, lambda: self._received(lane, message))
 
-    def _received(self, lane: Lane, message: Message) -> None:
+    def _received(self, lane: NodeLane, message: Message) -> None:
         waited_ns = self.now_ns - lane.began_ns
         if waited_ns and self._cost is not None and (most_ns := self._cost(lane.node, lane.doing)):
             lane.waking_ns = waking_ns(most_ns, waited_ns)
         self._later(lane, message)
 
-    def _collect(self, lane: Lane, action: actions.Collect) -> Any:
+    def _collect(self, lane: NodeLane, action: actions.Collect) -> Any:
         if not self._timed:
             raise TimingDecidesError(
                 f"node {lane.node} takes messages as they arrive, so the network takes part in the maths and the job "
@@ -383,7 +383,7 @@ class Loop:
         self.at(max(self.now_ns, action.until_ns), self._try_collecting, lane, order=_DEADLINES)
         return _PENDING
 
-    def _try_collecting(self, lane: Lane) -> None:
+    def _try_collecting(self, lane: NodeLane) -> None:
         """End a Collect whose time has come and whose messages are there."""
         if self._collecting.get(lane.node) is not lane:
             return
@@ -395,7 +395,7 @@ class Loop:
         del self._collecting[lane.node]
         self.at(self.now_ns, self._end_collecting, lane, order=_DEADLINES)
 
-    def _end_collecting(self, lane: Lane) -> None:
+    def _end_collecting(self, lane: NodeLane) -> None:
         mail = self._mail[lane.node]
         there = [asked for asked in mail if asked[0] in lane.doing.peers]
         self._go_on(lane, [mail.pop(asked) for asked in there])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from testbed.errors import SpecError
 from testbed.jobs import actions
 from testbed.jobs.actions import Key, Message, Sent
-from testbed.jobs.loop import MAIN, Began, Ended, Lane
+from testbed.jobs.loop import MAIN, Began, Ended, NodeLane
 from testbed.message_key import Direction, Phase
 from testbed.records import ActionKind, ActionRecord, DecidedRecord, ReceivedRecord, SentRecord
 
@@ -81,7 +81,7 @@ class _Forked:
 
 
 @dataclass
-class _Place:
+class _RecordedPlace:
     current: Recorded
     fresh: bool = True
     """Whether nothing of the current step has been done."""
@@ -99,7 +99,7 @@ class _Place:
     """Steps that have ended, and wait for their forks or those of a step before."""
 
 
-class Recorder:
+class StepRecorder:
     """Observes a run and hands on what each place did in each step."""
 
     def __init__(
@@ -109,9 +109,9 @@ class Recorder:
         `header_bytes` beside payload and note.
         """
         self._write, self._named, self._header_bytes = write, named, header_bytes
-        self._places: dict[int, _Place] = defaultdict(lambda: _Place(Recorded(0, "train", 0)))
+        self._places: dict[int, _RecordedPlace] = defaultdict(lambda: _RecordedPlace(Recorded(0, "train", 0)))
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note what has ended."""
         place = self._places[lane.node]
         if lane.name != MAIN:
@@ -178,7 +178,7 @@ class Recorder:
                 place.current, place.fresh = Recorded(number, phase, end_ns), not at_action
                 self._hand_on(lane.node, place)
 
-    def _forked_did(self, place: _Place, name: str, action: Any, value: Any, begin_ns: int) -> None:
+    def _forked_did(self, place: _RecordedPlace, name: str, action: Any, value: Any, begin_ns: int) -> None:
         match action:
             case Began(key):
                 place.running[name] = place.forks[key]
@@ -194,12 +194,12 @@ class Recorder:
                 place.unfinished[id(forked.step)] -= 1
                 self._hand_on(next(node for node, each in self._places.items() if each is place), place)
 
-    def _hand_on(self, node: int, place: _Place) -> None:
+    def _hand_on(self, node: int, place: _RecordedPlace) -> None:
         while place.complete and not place.unfinished.get(id(place.complete[0])):
             place.unfinished.pop(id(place.complete[0]), None)
             self._write(node, place.complete.popleft())
 
-    def _end_action(self, place: _Place) -> None:
+    def _end_action(self, place: _RecordedPlace) -> None:
         if place.action is not None:
             place.current.actions.append(ActionRecord(**place.action))
             place.action = None
@@ -235,7 +235,7 @@ class Recorder:
 _TIMES = ("asked_ns", "input_ns", "decoded_ns", "computed_ns", "encoded_ns")
 
 
-def _has_input(lane: Lane, place: _Place, action: Any) -> None:
+def _has_input(lane: NodeLane, place: _RecordedPlace, action: Any) -> None:
     """Refuse input for an action that has already worked: that work would count as waiting, in the records and in the
     ideal. SpecError.
     """
@@ -247,7 +247,7 @@ def _has_input(lane: Lane, place: _Place, action: Any) -> None:
         )
 
 
-def _reached(place: _Place, what: str, at_ns: int) -> None:
+def _reached(place: _RecordedPlace, what: str, at_ns: int) -> None:
     """Note that the action under way has got so far: what comes after it cannot have been earlier."""
     if place.action is not None:
         place.action |= dict.fromkeys(_TIMES[_TIMES.index(what) :], at_ns)

@@ -30,21 +30,21 @@ class Compute(NamedTuple):
     """The first token, and the one behind the last."""
 
 
-class Send(NamedTuple):
+class SendPart(NamedTuple):
     """Hand a part over."""
 
     part: Any
     peer: int
 
 
-class Receive(NamedTuple):
+class ReceivePart(NamedTuple):
     """Wait for a part, and use it from now on."""
 
     part: Any
     peer: int
 
 
-Action = Compute | Send | Receive
+Action = Compute | SendPart | ReceivePart
 Actions = Sequence[Action]
 
 
@@ -52,7 +52,7 @@ def sent_parts(workers: Sequence[Actions]) -> list[tuple[int, Any]]:
     """Return every message that crosses a link in a request: its sender and what it holds; a part as often as it is
     sent.
     """
-    return [(worker, a.part) for worker, actions in enumerate(workers) for a in actions if isinstance(a, Send)]
+    return [(worker, a.part) for worker, actions in enumerate(workers) for a in actions if isinstance(a, SendPart)]
 
 
 def numbers_of(workers: Sequence[Actions]) -> dict[Any, int]:
@@ -89,7 +89,7 @@ class SamplingJob:
                     continue
                 part, peer = action
                 key = Key(type(part).__name__.lower(), request, self.numbers[part])
-                if isinstance(action, Receive):
+                if isinstance(action, ReceivePart):
                     known[part] = yield actions.Receive(key, peer)
                     came.append(known[part])
                     continue

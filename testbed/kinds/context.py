@@ -101,7 +101,7 @@ FAMILIES: Final[dict[str, Any]] = {"gpt2": Gpt2Layers, "llama": LlamaLayers}
 """How to take a model apart, by the workload's family."""
 
 
-class _Kept(NamedTuple):
+class _KeptLayer(NamedTuple):
     """What a layer's forward pass leaves for its backward pass."""
 
     source: Tensor
@@ -141,7 +141,7 @@ class ContextNode(CodedNode):
         self.learned = [*self.model.parameters(), *(basis for basis in self._bases if basis.requires_grad)]
         """What is trained, alike at every node."""
         self._optimiser = Optimiser(self.learned, setting.recipe.optimiser)
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _KeptLayer] = {}
         self._now = self._loss_of_chunk = torch.empty(0)
         """The hidden states that the next layer reads, or their gradient."""
         self._batch: Batch
@@ -168,7 +168,7 @@ class ContextNode(CodedNode):
             for number, basis in enumerate(self._bases_of(layer), 1):
                 projected[number] = projected[number] @ basis
         own = [_leaf(tensor) for tensor in projected]
-        self._kept[layer] = _Kept(self._now, hidden, _leaf(hidden), projected, own)
+        self._kept[layer] = _KeptLayer(self._now, hidden, _leaf(hidden), projected, own)
         return own[1].detach(), own[2].detach()
 
     def attend(self, key: Key, values: Sequence[Pair]) -> None:

@@ -25,7 +25,7 @@ from testbed.errors import ResultsError
 from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Meet, Node, Program, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.kind import RecordedNode, kind_of
-from testbed.jobs.loop import Lane, Links, Loop, StuckError
+from testbed.jobs.loop import Links, Loop, NodeLane, StuckError
 from testbed.jobs.pipeline import MATHS, PipelineJob
 from testbed.jobs.schedule import Action
 from testbed.metrics.links import Queues
@@ -87,7 +87,7 @@ class RecordedSteps:
             ) from None
         return ends
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note which action of the records a place is in."""
         place = lane.node
         if type(action) is Begin:

@@ -101,7 +101,7 @@ class _Message(NamedTuple):
     deliver: Callable[[], None]
 
 
-class _Flow:
+class _MessageFlow:
     """All messages of one sender to one receiver. They are sent one after the other."""
 
     def __init__(self, first: _Queue | None, second: _Queue | None, room: int) -> None:
@@ -132,7 +132,7 @@ class _Flow:
 class _Second(NamedTuple):
     """A message on its way through the second queue."""
 
-    flow: _Flow
+    flow: _MessageFlow
     message: _Message
     queue: _Queue
     busy: _Busy
@@ -152,7 +152,7 @@ class Queues:
         """`begins_ns`: when the run does, since the links were played."""
         self._wires, self._begins_ns = wires, begins_ns
         self._queues: dict[tuple[int, LinkDirection], _Queue | None] = {}
-        self._flows: dict[tuple[int, int], _Flow] = {}
+        self._flows: dict[tuple[int, int], _MessageFlow] = {}
 
     def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
         """Let a message cross the links of its path."""
@@ -168,7 +168,7 @@ class Queues:
         flow.sending.append(_Message(size, packets, first, last, now_ns, bits, busy, in_turn_ns, deliver))
         return self._send(clock, flow) if len(flow.sending) == 1 else None
 
-    def _send(self, clock: Clock, flow: _Flow) -> None:
+    def _send(self, clock: Clock, flow: _MessageFlow) -> None:
         """Begin to send a flow's next message."""
         assert flow.first is not None
         message = flow.sending[0]
@@ -176,7 +176,7 @@ class Queues:
         alone_ns = flow.first.wire.carried_at(begin_ns, message.bits)
         self._at(clock, alone_ns, self._leave, clock, flow, begin_ns, alone_ns)
 
-    def _leave(self, clock: Clock, flow: _Flow, begin_ns: float, alone_ns: float) -> None:
+    def _leave(self, clock: Clock, flow: _MessageFlow, begin_ns: float, alone_ns: float) -> None:
         """Let a message leave the first queue, where it would have left it now had it been alone."""
         queue, message = flow.first, flow.sending.popleft()
         assert queue is not None
@@ -195,7 +195,14 @@ class Queues:
         self._reach(clock, flow, message, first_ns, flow.there_ns)
 
     def _reach(
-        self, clock: Clock, flow: _Flow, message: _Message, first_ns: float, there_ns: float, *, whole: bool = False
+        self,
+        clock: Clock,
+        flow: _MessageFlow,
+        message: _Message,
+        first_ns: float,
+        there_ns: float,
+        *,
+        whole: bool = False,
     ) -> None:
         """Let a message reach the second queue, or its receiver, first packet and last."""
         queue = flow.second
@@ -225,7 +232,7 @@ class Queues:
     def _at(self, clock: Clock, when_ns: float, call: Callable[..., None], *arguments: object) -> None:
         clock.at(max(clock.now_ns, math.floor(when_ns - self._begins_ns + _HAIR_NS)), call, *arguments)
 
-    def _flow(self, source: int, target: int) -> _Flow:
+    def _flow(self, source: int, target: int) -> _MessageFlow:
         wires = self._wires
         if wires.topology == "star":
             path: list[tuple[int, LinkDirection]] = [(source, "up"), (target, "down")]
@@ -233,7 +240,7 @@ class Queues:
             path = [(min(source, target), "up" if target > source else "down")]
         queues = [self._queue(*hop) for hop in path]
         room = min(wires.links[link].mtu for link, _ in path) - HEADER_BYTES
-        flow = self._flows[source, target] = _Flow(queues[0], queues[1] if len(queues) > 1 else None, room)
+        flow = self._flows[source, target] = _MessageFlow(queues[0], queues[1] if len(queues) > 1 else None, room)
         return flow
 
     def _queue(self, link: int, way: LinkDirection) -> _Queue | None:

@@ -54,7 +54,7 @@ class LabSpec(Frozen):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class LabNode:
     """Where one stage lives in the lab."""
 
     index: int
@@ -72,7 +72,7 @@ class Lab(Closing):
     It is used from the main thread only, like `Relay`; `counters` from any one thread.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LabNode, ...]
     links: tuple[Link, ...]
     """In the order of the nodes or boundaries. The namespaces at their ends are in `namespaces`."""
     namespaces: Mapping[str, Namespace]
@@ -272,11 +272,11 @@ def _badness(certificate: Certificate) -> tuple[bool, float, int]:
     return certificate.verdict == "FAIL", math.inf if certificate.bound is None else certificate.bound, failed
 
 
-def _nodes_of(plan: LabPlan, namespaces: Mapping[str, Namespace]) -> tuple[Node, ...]:
+def _nodes_of(plan: LabPlan, namespaces: Mapping[str, Namespace]) -> tuple[LabNode, ...]:
     """Return the nodes in their order."""
     addresses = {wanted.name: wanted.addresses for wanted in plan.namespaces}
     return tuple(
-        Node(
+        LabNode(
             index=index,
             name=name,
             # The first: of the link to the node before, as topology.py states them in the order of the links.

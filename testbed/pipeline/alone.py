@@ -26,7 +26,7 @@ from testbed.frozen import Frozen
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop, Observer
 from testbed.jobs.pipeline import Ended
-from testbed.jobs.recorder import Recorder
+from testbed.jobs.recorder import StepRecorder
 from testbed.pipeline import faults
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.step_log import OnHostClock, Records, Report
@@ -61,7 +61,7 @@ def train_together(
     places = range(len(training.job.places))
     nodes = [training.node_alone(place) for place in places]
     records = Records(nodes, outputs, training.recipe.training.warmup_steps, report, training.settle)
-    recorder = OnHostClock(Recorder(records.write, training.named, HEADER_BYTES))
+    recorder = OnHostClock(StepRecorder(records.write, training.named, HEADER_BYTES))
     programs = [training.job.program(place) for place in places]
     ended: Ended | None
     loop = Loop(programs, nodes, observers=[recorder, *observers], goes_on=training.goes_on)

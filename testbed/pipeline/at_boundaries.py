@@ -55,7 +55,7 @@ class TensorRow(NamedTuple):
     """Root mean square of the largest token over that of the median one."""
 
 
-class CodecRow(NamedTuple):
+class BoundaryRow(NamedTuple):
     """A line of codecs.csv: a codec on those messages, sent one after the other."""
 
     model: str
@@ -93,7 +93,7 @@ def measure(folder: Path, model: str, text: Text, stages: int, codecs: Sequence[
         subject = subject_of(codec, way)
         found = fidelity(subject.fresh(), subject.fresh(), tensors[cuts.index(cut), way])
         numbers = (found.bits_per_value, found.relative_error, found.token_error)
-        _append(folder / CODECS, CodecRow(model, text, cut, way, codec, *numbers))
+        _append(folder / CODECS, BoundaryRow(model, text, cut, way, codec, *numbers))
 
 
 def _tensors(model: str, text: Text, stages: int, messages: int) -> dict[tuple[int, Direction], list[Tensor]]:
@@ -140,7 +140,7 @@ def _keys(path: Path, count: int) -> set[tuple[str, ...]]:
     return {row[:count] for row in read_rows(path)}
 
 
-def _append(path: Path, row: TensorRow | CodecRow) -> None:
+def _append(path: Path, row: TensorRow | BoundaryRow) -> None:
     write_rows(path, row._fields, [*read_rows(path), row], digits=6)
 
 

@@ -29,9 +29,9 @@ from testbed.pipeline.calibration import (
     CalibrationDone,
     CalibrationJob,
     Maths,
-    Subject,
     Timed,
     TimedNode,
+    TimedRecipe,
     duration,
     is_steady,
 )
@@ -56,7 +56,7 @@ class Arm(ABC):
 
     steps_a_turn = 2
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: TimedRecipe) -> None:
         self.subject, self.steps = subject, 0
 
     def take_turn(self, pool: Samples) -> None:
@@ -143,7 +143,7 @@ class Quantity(NamedTuple):
 class StagesArm(Arm):
     """All stages of a pipeline."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: TimedRecipe) -> None:
         """Build all stages. StageError or SpecError where that cannot be done."""
         super().__init__(subject)
         pipeline = subject.recipe.pipeline
@@ -227,7 +227,7 @@ class StagesArm(Arm):
 class PlacesArm(Arm):
     """All places of a job, which runs as in training."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: TimedRecipe) -> None:
         super().__init__(subject)
         self._kind = kind_of(subject.recipe)
         setting = Setting(subject.recipe, subject.vocabulary, subject.tokens)

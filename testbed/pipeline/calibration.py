@@ -19,7 +19,7 @@ _STEPS = 1_000_000
 """More than any calibration makes."""
 
 
-class Subject(Frozen):
+class TimedRecipe(Frozen):
     """One recipe to be timed: the `timed` form of those that were asked for."""
 
     name: str
@@ -36,7 +36,7 @@ class Subject(Frozen):
 class CalibrationJob(Frozen):
     """What the program `pipeline.calibrate` is told."""
 
-    groups: tuple[tuple[Subject, ...], ...]
+    groups: tuple[tuple[TimedRecipe, ...], ...]
     """Those of a group are timed in turns; groups one after another, where memory does not hold all."""
     budget_s: float
     processor: int | None

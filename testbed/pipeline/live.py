@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from testbed.errors import SpecError, TransportError
 from testbed.jobs import actions
 from testbed.jobs.actions import Key, Message, Node, Program
-from testbed.jobs.loop import MAIN, Began, Ended, Lane, Observer
+from testbed.jobs.loop import MAIN, Began, Ended, NodeLane, Observer
 from testbed.pipeline.carried import least_round_trip_ns
 from testbed.pipeline.ending import Ending
 from testbed.pipeline.gather import Gather
@@ -27,7 +27,7 @@ from testbed.pipeline.pacing import Line
 from testbed.pipeline.transport import Arrival, Connection
 
 
-class _Forked(NamedTuple):
+class _WaitingProgram(NamedTuple):
     """A program that waits for its lane."""
 
     key: Key
@@ -36,7 +36,7 @@ class _Forked(NamedTuple):
     at_ns: int
 
 
-class _Lane(Lane):
+class _Lane(NodeLane):
     """A lane, its time, and what it is to run."""
 
     def __init__(self, node: int, name: str, number: int, line: Line) -> None:
@@ -44,7 +44,7 @@ class _Lane(Lane):
         self.line = line
         self.sent: tuple[int, int] | None = None
         """To whom it sent the last message, and when that may leave."""
-        self.given: SimpleQueue[_Forked | None] = SimpleQueue()
+        self.given: SimpleQueue[_WaitingProgram | None] = SimpleQueue()
 
 
 class Live:
@@ -255,7 +255,7 @@ class Live:
             thread.start()
         self._forked[action.key] = Future()
         self._tell(lane, action, None, lane.line.recorded_ns)
-        self._lanes[action.lane][0].given.put(_Forked(action.key, action.program, lane.step, lane.line.at_ns))
+        self._lanes[action.lane][0].given.put(_WaitingProgram(action.key, action.program, lane.step, lane.line.at_ns))
 
     def _run_lane(self, lane: _Lane) -> None:
         while (given := lane.given.get()) is not None:

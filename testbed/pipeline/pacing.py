@@ -74,7 +74,7 @@ def step_back() -> str:
     return f"SCHED_RR, priority {PRIORITY - 1}, and {PRIORITY} for what sends and receives"
 
 
-class Clock:
+class LabClock:
     """The lab's clock: CLOCK_MONOTONIC."""
 
     def now(self) -> int:
@@ -115,9 +115,9 @@ class Line:
     makes the later of the two.
     """
 
-    def __init__(self, takes: Takes | None, dilation: int = 1, clock: Clock | None = None) -> None:
+    def __init__(self, takes: Takes | None, dilation: int = 1, clock: LabClock | None = None) -> None:
         """`takes`: None, where nothing is paced."""
-        self._takes, self._dilation, self._clock = takes, dilation, clock or Clock()
+        self._takes, self._dilation, self._clock = takes, dilation, clock or LabClock()
         self._in_action = False
         self.at_ns = self.recorded_ns = self._clock.now()
 

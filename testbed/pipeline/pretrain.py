@@ -97,7 +97,7 @@ LEARNED: dict[str, Recipe] = {
 }
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """A line of curve.csv: an evaluation."""
 
     step: int
@@ -117,13 +117,13 @@ class Pretraining:
         spec, seed = text_of(recipe), recipe.training.seed
         text = prepare_tokens(spec.text, spec.model, cache)
         self.recipe, self.step = recipe, 0
-        self.curve: list[Point] = []
+        self.curve: list[CurvePoint] = []
         self.model: StageModel = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=text.vocabulary)
         self._data = Data(np.load(text.path, mmap_mode="r"), spec, seed)
         self._optimiser = Optimiser(self.model.parameters(), recipe.optimiser)
         self._losses: list[float] = []
 
-    def advance(self) -> Point | None:
+    def advance(self) -> CurvePoint | None:
         """Take one optimiser step; returns its evaluation where one is due. StageError where the loss is no number."""
         training = self.recipe.training
         batch = self._data.train(self.step, 0, 1)
@@ -139,7 +139,7 @@ class Pretraining:
         self.step += 1
         if self.step % training.evaluate_every and self.step != training.steps:
             return None
-        self.curve.append(Point(self.step, math.fsum(self._losses) / len(self._losses), self._validate(), rate))
+        self.curve.append(CurvePoint(self.step, math.fsum(self._losses) / len(self._losses), self._validate(), rate))
         self._losses = []
         return self.curve[-1]
 
@@ -165,7 +165,7 @@ class Pretraining:
         self.model.load_state_dict(state["model"])
         self._optimiser.restore(state["optimiser"])
         self.step, self._losses = state["step"], list(state["losses"])
-        self.curve = [Point(*point) for point in state["curve"]]
+        self.curve = [CurvePoint(*point) for point in state["curve"]]
 
 
 # ---------------------------------------------------------------------- once a machine
@@ -235,7 +235,7 @@ def _place(training: Pretraining, draft: Path, folder: Path) -> None:
     model.config(models.workload_size(workload)).save_pretrained(draft)
     shutil.copyfile(tokenizer_file(workload.model), draft / "tokenizer.json")
     results.write_json(draft / "recipe.json", training.recipe)
-    write_rows(draft / "curve.csv", Point._fields, training.curve)
+    write_rows(draft / "curve.csv", CurvePoint._fields, training.curve)
     checkpoints.finish(draft, folder)
 
 

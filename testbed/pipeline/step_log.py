@@ -16,8 +16,8 @@ from typing import IO, Any, NamedTuple, cast
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
 from testbed.jobs.actions import EndStep, Key, Meet, Node
-from testbed.jobs.loop import MAIN, Lane, Observer
-from testbed.jobs.recorder import Named, Recorded, Recorder, Said
+from testbed.jobs.loop import MAIN, NodeLane, Observer
+from testbed.jobs.recorder import Named, Recorded, Said, StepRecorder
 from testbed.message_key import Direction, Phase, Side
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
@@ -43,7 +43,7 @@ class OnHostClock:
     def __init__(self, observer: Observer) -> None:
         self._observer, self._start_ns, self._last_ns = observer, time.monotonic_ns(), 0
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Pass on what has ended; it began when what ended before it did."""
         begin_ns, self._last_ns = self._last_ns, time.monotonic_ns() - self._start_ns
         self._observer.did(lane, action, value, begin_ns, self._last_ns)
@@ -126,14 +126,14 @@ class StepLog:
         self._says_loss = says_loss
         self._node, self._steps, self._warmup_steps, self._report = node, steps, warmup_steps, report
         self._connections, self._side, self._counters = connections, side, counters
-        self._recorder = Recorder(self._write, named, HEADER_BYTES)
+        self._recorder = StepRecorder(self._write, named, HEADER_BYTES)
         self._crossed: _Crossed | None = None
         self._ended: deque[tuple[Said, _Crossed]] = deque()
         self._left: dict[tuple[int, Key], SentFrame] = {}
         """What has been sent and stands in no record yet, by peer."""
         self._unwritten: deque[tuple[StepRecord, list[tuple[int, Key]]]] = deque()
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note what has ended. What has crossed the links is counted when the places meet (the others' next step will
         be on the links soon), and where they do not, at the end of the step.
         """

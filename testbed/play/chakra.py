@@ -169,7 +169,7 @@ def from_chakra(files: Sequence[ChakraFile], *, flops_per_s: float | None = None
     Compute nodes without a duration take `num_ops` at `flops_per_s`. SpecError names the node that has no place in a
     trace, whose message or dependency does not exist, or that is part of a circle.
     """
-    trace = _Reader(files, flops_per_s).read()
+    trace = _LaneReader(files, flops_per_s).read()
     check_trace(trace, "the trace of these graphs")
     return trace
 
@@ -178,7 +178,7 @@ _Key = tuple[int, int]
 """NPU and node."""
 
 
-class _Reader:
+class _LaneReader:
     """Nodes that become lanes."""
 
     def __init__(self, files: Sequence[ChakraFile], flops_per_s: float | None) -> None:

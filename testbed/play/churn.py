@@ -70,7 +70,7 @@ class Presence:
         return bisect.bisect_right(self._changes_s, at_s)
 
 
-class Round(NamedTuple):
+class ChurnRound(NamedTuple):
     """Who takes part in a step, by number of the replica."""
 
     away: tuple[int, ...] = ()
@@ -84,13 +84,13 @@ class Held(NamedTuple):
     waited_s: float
     """For a replica to be whole, before it."""
     lasts_s: float
-    who: Round
+    who: ChurnRound
 
 
 def rounds(
     replicas: Sequence[Sequence[int]],
     sites: Mapping[int, Presence],
-    lasts: Callable[[Round], float],
+    lasts: Callable[[ChurnRound], float],
     *,
     server: bool,
 ) -> Iterator[Held]:
@@ -106,6 +106,6 @@ def rounds(
                 break
             begin = min(sites[site].until_s(begin) for own in replicas for site in own)
         away = frozenset(range(len(replicas))) - set(whole)
-        who = Round(tuple(sorted(away)), tuple(sorted(missed - away)))
+        who = ChurnRound(tuple(sorted(away)), tuple(sorted(missed - away)))
         yield Held(begin, begin - now, lasts(who), who)
         now, missed = begin + lasts(who), away

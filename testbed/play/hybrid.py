@@ -38,7 +38,7 @@ from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Key, Sizes, Work
-from testbed.jobs.hybrid import HybridJob, Round
+from testbed.jobs.hybrid import HybridJob, HybridRound
 from testbed.jobs.schedule import all_actions
 from testbed.metrics.links import AlonePipes
 from testbed.metrics.wires import wire_bytes
@@ -48,7 +48,7 @@ from testbed.play.shapes import Count, ModelTable, codec_bytes, model_on_device,
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
 from testbed.play.synthetic import WAYS
 from testbed.play.trace import Trace
-from testbed.play.tracing import Sites, TracedJob
+from testbed.play.tracing import Colocation, TracedJob
 from testbed.play.unlinked import ideal_steps_ns
 from testbed.profiles import LinkProfile
 from testbed.spec import ScheduleName, Topology
@@ -279,7 +279,7 @@ class HybridShape(Frozen):
             ),
             LABELS,
             {"maker": "synthetic hybrid"},
-            Sites(names, [self.site_of(place) for place in places], lanes, within_ns),
+            Colocation(names, [self.site_of(place) for place in places], lanes, within_ns),
         ).trace()
 
     def _job(self, steps: int) -> HybridJob:
@@ -288,7 +288,7 @@ class HybridShape(Frozen):
             for stages, microbatches, in_flight in zip(self.replicas, self.microbatches, self.in_flight, strict=True)
         ]
         rounds = [
-            Round(
+            HybridRound(
                 each.away, *([message[:2] for message in of] for of in (each.restored, each.exchanged, each.passed_on))
             )
             for each in self._rounds

@@ -17,7 +17,7 @@ from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WORK, Trace
 from testbed.waking import waking_ns
 
 
-class Message:
+class MessageInFlight:
     """One message, from the moment at which it is handed over until it is received."""
 
     __slots__ = ("first_ns", "index", "lane", "size", "tag", "unreceived", "unsent")
@@ -77,7 +77,7 @@ class Lanes:
         self,
         trace: Trace,
         steps: int,
-        hand_over: Callable[[Message, int, int], None],
+        hand_over: Callable[[MessageInFlight, int, int], None],
         *,
         halt: bool = False,
         director: Director | None = None,
@@ -114,7 +114,7 @@ class Lanes:
             self.late_ns.append(now_ns - when_ns)
             self._ready.append(self.states[number])
 
-    def arrived(self, message: Message, node: int, peer: int, now_ns: int) -> None:
+    def arrived(self, message: MessageInFlight, node: int, peer: int, now_ns: int) -> None:
         """Note that `node` has the whole message of `peer`."""
         key = (node, peer, message.tag)
         self._arrived[key] = (message.first_ns, now_ns)
@@ -146,7 +146,7 @@ class Lanes:
                         return
                     continue
                 if what == SEND:
-                    self._hand_over(Message(lane.tag[i], value[i], lane, i), lane.node, lane.peer[i])
+                    self._hand_over(MessageInFlight(lane.tag[i], value[i], lane, i), lane.node, lane.peer[i])
                 elif what == RECEIVE:
                     key = (lane.node, lane.peer[i], lane.tag[i])
                     if (times := self._arrived.pop(key, None)) is None:

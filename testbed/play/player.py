@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 from testbed.errors import SpecError, TransportError
-from testbed.play.lanes import Director, Lanes, Message, pairs
+from testbed.play.lanes import Director, Lanes, MessageInFlight, pairs
 from testbed.play.played import NodeCounters, Played, SocketState
 from testbed.play.steady import Repetition, difference
 from testbed.play.trace import Trace
@@ -49,7 +49,7 @@ class Network(Protocol):
         ...
 
 
-class Schedules(Protocol):
+class VaryingLinks(Protocol):
     """Links that vary."""
 
     def next_due(self) -> int | None:
@@ -61,15 +61,15 @@ class Schedules(Protocol):
         ...
 
 
-class _Flow:
+class _ConnectionEnd:
     """One end of a connection: what it sends to its peer, and what it receives."""
 
     __slots__ = ("blocked", "expected", "fd", "node", "peer", "sock", "waiting")
 
     def __init__(self, node: int, peer: int, sock: socket.socket) -> None:
         self.node, self.peer, self.sock, self.fd = node, peer, sock, sock.fileno()
-        self.waiting: deque[Message] = deque()  # to be sent
-        self.expected: deque[Message] = deque()  # the peer's, in the order in which they leave it
+        self.waiting: deque[MessageInFlight] = deque()  # to be sent
+        self.expected: deque[MessageInFlight] = deque()  # the peer's, in the order in which they leave it
         self.blocked = False
 
 
@@ -85,7 +85,7 @@ class Player:
         clock: Clock,
         steps: int | None = None,
         prove_steady: bool = False,
-        schedules: Schedules | None = None,
+        schedules: VaryingLinks | None = None,
         director: Director | None = None,
         step_done: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -101,7 +101,7 @@ class Player:
         self._repetition = Repetition(trace, [lane.times for lane in self._lanes.states]) if prove_steady else None
         self._aligned = {0}  # steps that began where the kernel's ticks lie alike
         self._begun = 0  # the last step that a lane was let into
-        self._flows = {ends: _Flow(*ends, sock) for ends, sock in network.sockets.items()}
+        self._flows = {ends: _ConnectionEnd(*ends, sock) for ends, sock in network.sockets.items()}
         self._by_fd = {flow.fd: flow for flow in self._flows.values()}
         # On the virtual clock computing takes no time, and every look at the clock takes a little.
         self._fresh = clock == "real"
@@ -161,7 +161,7 @@ class Player:
                     self._send(flow)
         return due
 
-    def _hand_over(self, message: Message, node: int, peer: int) -> None:
+    def _hand_over(self, message: MessageInFlight, node: int, peer: int) -> None:
         flow = self._flows[node, peer]
         flow.waiting.append(message)
         self._in_flight += 1
@@ -169,7 +169,7 @@ class Player:
         if not flow.blocked and len(flow.waiting) == 1:
             self._send(flow)
 
-    def _send(self, flow: _Flow) -> None:
+    def _send(self, flow: _ConnectionEnd) -> None:
         """Give the kernel as much of what waits as it takes."""
         waiting = flow.waiting
         while waiting:
@@ -194,7 +194,7 @@ class Player:
                 message.lane.last[message.index] = self._now()
                 waiting.popleft()
 
-    def _receive(self, flow: _Flow) -> None:
+    def _receive(self, flow: _ConnectionEnd) -> None:
         """Take what has come."""
         try:
             count = flow.sock.recv_into(_TAKEN, 0, socket.MSG_TRUNC)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from testbed.jobs.recorder import Recorded, Recorder
+from testbed.jobs.recorder import Recorded, StepRecorder
 from testbed.play.played import Played, SocketState
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob, retell
@@ -28,7 +28,7 @@ def records_of(
     assert traced.named is not None
     assert played.steps == trace.steps
     steps: list[list[Recorded]] = [[] for _ in training]
-    retell(traced, trace, played.lanes, Recorder(lambda node, step: steps[node].append(step), traced.named))
+    retell(traced, trace, played.lanes, StepRecorder(lambda node, step: steps[node].append(step), traced.named))
     nodes = [_node_records(cell, node, played, steps[node], records) for node, records in enumerate(training)]
     budget_s = cell.training.budget_s
     if budget_s is None:

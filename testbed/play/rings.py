@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Round(NamedTuple):
+class RingRound(NamedTuple):
     """One round of one member; None where it does not send, or not receive, in it. Sending comes first."""
 
     sends_to: int | None
@@ -18,7 +18,7 @@ class Round(NamedTuple):
     message_bytes: int
 
 
-def ring_rounds(collective: str, position: int, members: int, size: int, root: int = 0) -> list[Round]:
+def ring_rounds(collective: str, position: int, members: int, size: int, root: int = 0) -> list[RingRound]:
     """Return the rounds of the member at `position`.
 
     `size` is in bytes: of the whole tensor for all_reduce, reduce_scatter and broadcast, of a member's own part for
@@ -28,11 +28,11 @@ def ring_rounds(collective: str, position: int, members: int, size: int, root: i
     part = max(1, -(-size // members))
     if collective == "broadcast":
         distance = (position - root) % members
-        first = [Round(None, before, max(1, size))] * (distance > 0)
-        return first + [Round(after, None, max(1, size))] * (distance < members - 1)
+        first = [RingRound(None, before, max(1, size))] * (distance > 0)
+        return first + [RingRound(after, None, max(1, size))] * (distance < members - 1)
     count, message = {
         "all_reduce": (2 * (members - 1), part),
         "reduce_scatter": (members - 1, part),
         "all_gather": (members - 1, max(1, size)),
     }[collective]
-    return [Round(after, before, message)] * count
+    return [RingRound(after, before, message)] * count

@@ -9,7 +9,7 @@ from testbed.jobs.actions import Action, Decode, Encode, EndStep, Key, Program, 
 from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
 from testbed.jobs.schedule import all_actions
 from testbed.play.trace import Trace
-from testbed.play.tracing import Sites, TracedJob
+from testbed.play.tracing import Colocation, TracedJob
 from testbed.spec import ScheduleName
 
 LABELS = ("forward", "backward", "encode", "decode", "update", "activation", "gradient", "barrier")
@@ -98,7 +98,7 @@ def transfer_trace(messages: Iterable[tuple[int, int, int]]) -> Trace:
     nodes = [Sizes(lambda key: numbers[key.part][1])] * 2
     labels = ("encode", "message", "decode")
     job = Transfer(len(numbers))
-    sites = Sites.apart(job.places, ("send", "receive"))
+    sites = Colocation.apart(job.places, ("send", "receive"))
     return TracedJob(job, nodes, cost, labels, {"maker": "transfer"}, sites).trace()
 
 

@@ -31,8 +31,7 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
-from testbed.jobs.loop import MAIN, Began, Cost, Ended, Loop, MayGoOn, Observer
-from testbed.jobs.loop import Lane as RunningLane
+from testbed.jobs.loop import MAIN, Began, Cost, Ended, Loop, MayGoOn, NodeLane, Observer
 from testbed.jobs.recorder import Named
 from testbed.play.played import PlayedLane
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
@@ -40,7 +39,7 @@ from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 _BARRIER = "barrier"
 
 
-class Sites(NamedTuple):
+class Colocation(NamedTuple):
     """Nodes of a trace that are several places each: what these send each other crosses no link."""
 
     names: tuple[str, ...]
@@ -53,7 +52,7 @@ class Sites(NamedTuple):
     """How long a message takes within a node: from which place, to which, and what it is called."""
 
     @classmethod
-    def apart(cls, places: Sequence[str], lanes: Sequence[str]) -> Sites:
+    def apart(cls, places: Sequence[str], lanes: Sequence[str]) -> Colocation:
         """Return those of places that are a node each."""
         return cls(tuple(places), range(len(places)), lanes, lambda sender, receiver, key: 0)
 
@@ -70,7 +69,7 @@ class TracedJob:
     labels: Sequence[str] = ()
     """Names of what is worked on and sent, those that the run has not in the first place."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    sites: Sites | None = None
+    sites: Colocation | None = None
     """None: each place is a node."""
     named: Callable[[Key], Named] | None = None
     """How the records of a run call its messages; None: it has no records."""
@@ -97,7 +96,7 @@ class Tracer:
         places = traced.job.places
         self._cost, self._about = traced.cost, dict(traced.about)
         lanes = ["server" if name == "server" else "compute" for name in places]
-        self._sites = traced.sites or Sites.apart(places, lanes)
+        self._sites = traced.sites or Colocation.apart(places, lanes)
         self._at, self._places = self._sites.of, len(places)
         self._labels = {label: number for number, label in enumerate(traced.labels)}
         self._lanes: dict[tuple[int, str], Lane] = {}
@@ -110,7 +109,7 @@ class Tracer:
         self._events: dict[object, int] = {}
         self._awaited: set[tuple[int, int, Key]] = set()
         self._met: dict[tuple[int, Sequence[int] | None], int] = defaultdict(int)
-        self._notes: dict[type, Callable[[RunningLane, Lane, Any, Any], None]] = {
+        self._notes: dict[type, Callable[[NodeLane, Lane, Any, Any], None]] = {
             Work: self._worked,
             Encode: self._worked,
             Decode: self._worked,
@@ -124,20 +123,20 @@ class Tracer:
             Wait: self._waited,
             EndStep: self._ended_step,
         }
-        self._last: RunningLane | None = None
+        self._last: NodeLane | None = None
         self._own: Any = None
         """The trace's lane of that one."""
         self.message: tuple[Lane, int] | None = None
         """The last send or receive: the lane and the operation."""
 
-    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Add what a lane has done."""
         if (note := self._notes.get(type(action))) is not None:
             if lane is not self._last:
                 self._last, self._own = lane, self.lane(lane)
             note(lane, self._own, action, value)
 
-    def lane(self, lane: RunningLane) -> Lane:
+    def lane(self, lane: NodeLane) -> Lane:
         """Return the trace's lane of what runs on a lane of the job."""
         if (own := self._lanes.get((lane.node, lane.name))) is None:
             name = self._sites.lanes[lane.node] if lane.name == MAIN else lane.name
@@ -153,13 +152,13 @@ class Tracer:
         return Trace(self._sites.names, tuple(self._labels), tuple(lanes), self._about)
 
     # ------------------------------------------------------------------ work
-    def _worked(self, lane: RunningLane, own: Lane, action: Work | Encode | Decode, value: Any) -> None:
+    def _worked(self, lane: NodeLane, own: Lane, action: Work | Encode | Decode, value: Any) -> None:
         if (took_ns := self._cost(lane.node, action)) is not None:
             what = action.what if isinstance(action, Work) else "encode" if isinstance(action, Encode) else "decode"
             own.add(WORK, self._label(what), 0, 0, took_ns)
 
     # ------------------------------------------------------------------ messages
-    def _has_sent(self, lane: RunningLane, own: Lane, action: Send, value: Any) -> None:
+    def _has_sent(self, lane: NodeLane, own: Lane, action: Send, value: Any) -> None:
         (message, peer, note, awaited), place = action, lane.node
         node, target, size = self._at[place], self._at[peer], len(message.payload) + len(note)
         label, what = self._label(message.key.what), (place, peer, message.key)
@@ -177,14 +176,14 @@ class Tracer:
         self.message = own, len(own)
         own.add(SEND, label, target, tag, size)
 
-    def _has_received(self, lane: RunningLane, own: Lane, action: Receive, value: Any) -> None:
+    def _has_received(self, lane: NodeLane, own: Lane, action: Receive, value: Any) -> None:
         self._received(lane, own, action.key, action.peer, self._cost(lane.node, action) or 0)
 
-    def _collected(self, lane: RunningLane, own: Lane, action: Collect, value: Sequence[Message]) -> None:
+    def _collected(self, lane: NodeLane, own: Lane, action: Collect, value: Sequence[Message]) -> None:
         for message in value:
             self._received(lane, own, message.key, message.source, 0)
 
-    def _received(self, lane: RunningLane, own: Lane, key: Key, peer: int, waking_ns: int) -> None:
+    def _received(self, lane: NodeLane, own: Lane, key: Key, peer: int, waking_ns: int) -> None:
         what, source = (peer, lane.node, key), self._at[peer]
         if source == own.node:
             self._wait(own, ("there", *what), key.what)
@@ -208,22 +207,22 @@ class Tracer:
         return lane
 
     # ------------------------------------------------------------------ events
-    def _has_met(self, lane: RunningLane, own: Lane, action: Meet, value: Any) -> None:
+    def _has_met(self, lane: NodeLane, own: Lane, action: Meet, value: Any) -> None:
         met = lane.node, action.places
         event = (_BARRIER, action.places, self._met[met])
         self._met[met] += 1
         self._signal(own, event, _BARRIER)
         self._wait(own, event, _BARRIER, self._places if action.places is None else len(action.places))
 
-    def _began(self, lane: RunningLane, own: Lane, action: Began, value: Any) -> None:
+    def _began(self, lane: NodeLane, own: Lane, action: Began, value: Any) -> None:
         _go_to(own, lane.step + 1)
         self._wait(own, (lane.node, "begin", action.key), action.key.what)
 
-    def _waited(self, lane: RunningLane, own: Lane, action: Wait, value: Any) -> None:
+    def _waited(self, lane: NodeLane, own: Lane, action: Wait, value: Any) -> None:
         (key, peer), place = action, lane.node
         self._wait(own, (place, "end", key) if peer is None else (place, peer, key), key.what)
 
-    def _ended_step(self, lane: RunningLane, own: Lane, action: EndStep, value: Any) -> None:
+    def _ended_step(self, lane: NodeLane, own: Lane, action: EndStep, value: Any) -> None:
         if action.phase == "train":
             own.end_step()
 
@@ -257,7 +256,7 @@ class _Retold:
         self._now: dict[tuple[int, str], int] = defaultdict(int)
         """When the last operation of a lane of the job ended."""
 
-    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         own, running = self._tracer.lane(lane), (lane.node, lane.name)
         times, first = self._times[own.node, own.name], len(own)
         self._tracer.message = None

@@ -14,8 +14,7 @@ from typing import Any
 
 from testbed.errors import SpecError
 from testbed.jobs.actions import EndStep, Message, Receive, Send, Sizes, Work
-from testbed.jobs.loop import Await, Links, Loop, Observer, Signal, StuckError
-from testbed.jobs.loop import Lane as RunningLane
+from testbed.jobs.loop import Await, Links, Loop, NodeLane, Observer, Signal, StuckError
 from testbed.play.played import PlayedLane
 from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 
@@ -61,7 +60,7 @@ def replay(
     return ends
 
 
-def _waits(trace: Trace, stuck: RunningLane) -> str:
+def _waits(trace: Trace, stuck: NodeLane) -> str:
     lane, doing = trace.lanes[stuck.number], stuck.doing
     asked: Any
     if type(doing) is Receive:
@@ -106,13 +105,13 @@ def ideal_step_ns(trace: Trace, links: Links | None, steps: int = 3) -> int:
     return ideal_steps_ns(trace, links, steps)[-1]
 
 
-class _Times:
+class _OperationTimes:
     """Notes when operations begin and end."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = tuple(PlayedLane() for _ in range(lanes))
 
-    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note one."""
         if type(action) is EndStep:
             return
@@ -134,7 +133,7 @@ class _Order:
         self.done: list[tuple[int, int]] = []
         self._next = [0] * lanes
 
-    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note one."""
         if type(action) is not EndStep:
             self.done.append((lane.number, self._next[lane.number]))
@@ -153,7 +152,7 @@ def play_unlinked(trace: Trace, steps: int | None = None, links: Links | None = 
 
     A message's first byte is noted as sent when it was handed over. SpecError as from `replay`.
     """
-    times = _Times(len(trace.lanes))
+    times = _OperationTimes(len(trace.lanes))
     replay(trace, steps, links, [times])
     return times.lanes
 

@@ -16,7 +16,7 @@ profiles_page     a profile in one line, and the README of a folder of profiles
 
 from __future__ import annotations
 
-from testbed.profiles.link_profile import Change, LinkProfile, Pipe, Schedule, Slot, Trace
+from testbed.profiles.link_profile import Change, LinkProfile, Pipe, RateTrace, Schedule, Slot
 from testbed.profiles.link_text import buffer_remark
 from testbed.profiles.loading import load_profile, override, profile_files, read_profile
 from testbed.profiles.loss import Bernoulli, GilbertElliott, Loss
@@ -31,7 +31,7 @@ __all__ = [
     "Pipe",
     "Schedule",
     "Slot",
-    "Trace",
+    "RateTrace",
     "buffer_remark",
     "load_profile",
     "override",

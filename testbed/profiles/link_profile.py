@@ -110,7 +110,7 @@ class Schedule(Frozen):
         return self
 
 
-class Trace(Frozen):
+class RateTrace(Frozen):
     """Delivery opportunities in mahimahi's format: one line of milliseconds each, good for one packet (Netravali et
     al., Mahimahi, ATC 2015). While it plays it takes the place of the pipe's rate; the last line's time is its length.
     """
@@ -129,7 +129,7 @@ class Trace(Frozen):
     """How many milliseconds pass while it plays one of its own: see `Pipe.dilated`. A file has no word for it."""
 
     @model_validator(mode="after")
-    def _offset_inside(self) -> Trace:
+    def _offset_inside(self) -> RateTrace:
         if self.offset_ms >= self.length_ms:
             raise ValueError(f"the offset {self.offset_ms}ms does not lie before the trace's end at {self.length_ms}ms")
         if self.length_ms * self.stretch > LONGEST_NS // 1_000_000:
@@ -169,7 +169,7 @@ class Pipe(Frozen):
     seed: Seed
     """Same seed, same packets lost, counted from the link's first packet."""
     schedule: Schedule | None
-    trace: Trace | None
+    trace: RateTrace | None
 
     @classmethod
     def plain(

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from testbed.profiles import trace
-from testbed.profiles.link_profile import Pipe, Trace
+from testbed.profiles.link_profile import Pipe, RateTrace
 from testbed.profiles.loss import Loss
 
 TRACE_STEP_MS = 100
@@ -83,7 +83,7 @@ def timeline(pipe: Pipe) -> Timeline:
     return Timeline((base,), None)
 
 
-def _of_trace(base: TimelineStep, asked: Trace) -> Timeline:
+def _of_trace(base: TimelineStep, asked: RateTrace) -> Timeline:
     ms = 1_000_000 * asked.stretch
     grain = TRACE_STEP_MS * ms
     in_file = trace.bin_rates(trace.load_trace(asked), TRACE_STEP_MS)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from testbed import paths, units
 from testbed.errors import SpecError
-from testbed.profiles.link_profile import Trace
+from testbed.profiles.link_profile import RateTrace
 from testbed.profiles.ranges import LONGEST_NS
 
 OPPORTUNITY_BYTES = 1500
@@ -87,7 +87,7 @@ def read_trace(path: Path) -> TraceFile:
     return TraceFile(times, digest)
 
 
-def load_trace(trace: Trace) -> tuple[int, ...]:
+def load_trace(trace: RateTrace) -> tuple[int, ...]:
     """Return the opportunities of a profile's trace in ms.
 
     SpecError when no file still has the content that it had then.
@@ -109,7 +109,7 @@ def _load(digest: str, file: str) -> tuple[int, ...]:
     )
 
 
-def keep_trace(trace: Trace, folder: Path) -> Path:
+def keep_trace(trace: RateTrace, folder: Path) -> Path:
     """Copy a trace into a results folder, which can then be read without the profile.
 
     SpecError as from `load_trace`.

@@ -33,7 +33,7 @@ from testbed.spec import DataParallelSpec, OptimiserSpec, Recipe
 from testbed.workloads.models import validation_tokens
 
 
-class Training(NamedTuple):
+class RoundsTraining(NamedTuple):
     """What a server and its workers know alike."""
 
     data: DataParallelSpec
@@ -62,11 +62,11 @@ class Training(NamedTuple):
         )
 
 
-def training_of(recipe: Recipe) -> Training:
+def training_of(recipe: Recipe) -> RoundsTraining:
     """Return what a recipe says of it."""
     assert recipe.data is not None
     training, workload = recipe.training, recipe.workload
-    return Training(
+    return RoundsTraining(
         recipe.data,
         recipe.optimiser,
         training.steps,
@@ -110,7 +110,7 @@ class Arrived(NamedTuple):
 class Server:
     """What the server has, a `jobs.actions.Node`: the weights, and a codec for each worker's messages."""
 
-    def __init__(self, training: Training, learner: Learner, codecs: Sequence[str]) -> None:
+    def __init__(self, training: RoundsTraining, learner: Learner, codecs: Sequence[str]) -> None:
         """`learner` has the model, which begins as all workers' do, and the validation data; `codecs` by worker."""
         data, seed = training.data, training.seed
         assert data.answer is not None
@@ -189,7 +189,7 @@ class Server:
 class Rounds:
     """What a worker has, a `jobs.actions.Node`."""
 
-    def __init__(self, training: Training, number: int, learner: Learner, codec: str) -> None:
+    def __init__(self, training: RoundsTraining, number: int, learner: Learner, codec: str) -> None:
         data, seed = training.data, training.seed
         assert data.answer is not None
         self._training = training

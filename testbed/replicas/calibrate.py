@@ -15,7 +15,7 @@ import torch
 from testbed.jobs.actions import Decode, Encode, Encoded, Key, Message, Program, Work
 from testbed.jobs.loop import Loop
 from testbed.pipeline.calibrate import Arm, Samples, judge
-from testbed.pipeline.calibration import Subject, Timed, TimedNode
+from testbed.pipeline.calibration import Timed, TimedNode, TimedRecipe
 from testbed.records import Duration, MessageCosts, WorkerMaths
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.fragments import in_turn, message_shapes
@@ -26,7 +26,7 @@ from testbed.replicas.worker import Worker
 _FIRST_MESSAGE = 1 << 20
 
 
-class Quantity(NamedTuple):
+class ReplicaQuantity(NamedTuple):
     """What is timed."""
 
     what: str
@@ -40,7 +40,7 @@ class Quantity(NamedTuple):
 class _WorkerNode:
     """A worker that applies what it sends itself, and both ends of its messages, by fragment and codec."""
 
-    def __init__(self, subject: Subject, number: int) -> None:
+    def __init__(self, subject: TimedRecipe, number: int) -> None:
         learner = learner_of(subject.recipe, number, vocabulary=subject.vocabulary, tokens=subject.tokens)
         self.replica = Worker.of(subject.recipe, number, learner)
         self.ends: Sequence[Mapping[str, Sequence[Bucket]]] = ()
@@ -90,7 +90,7 @@ def _program(step: int, codecs: Iterable[str]) -> Program:
 class WorkersArm(Arm):
     """Workers that each read another share of a batch."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: TimedRecipe) -> None:
         super().__init__(subject)
         recipe, data = subject.recipe, subject.recipe.data
         assert data is not None
@@ -123,12 +123,12 @@ class WorkersArm(Arm):
 
     def _keep(self, pool: Samples, part: int, fragment: int, taken: Mapping[tuple[str, str], list[int]]) -> None:
         (begin_ns,), (close_ns,) = taken["work", "begin"], taken["work", "close"]
-        pool[Quantity("close", part)].append(begin_ns + close_ns)
+        pool[ReplicaQuantity("close", part)].append(begin_ns + close_ns)
         for (does, what), times in taken.items():
             if does != "work":
-                pool[Quantity(does, what, fragment)] += times
+                pool[ReplicaQuantity(does, what, fragment)] += times
             elif what in ("local step", "update"):
-                pool[Quantity(what, part)] += times
+                pool[ReplicaQuantity(what, part)] += times
 
     def asked(self, pool: Samples) -> Iterator[Duration]:
         """Yield the durations that are wanted of all subjects with this one's maths."""
@@ -141,7 +141,7 @@ class WorkersArm(Arm):
         found, fragments = self._durations(pool), range(len(self._ends))
 
         def of(what: str, text: str) -> tuple[Duration, ...]:
-            return tuple(found[Quantity(what, text, fragment)] for fragment in fragments)
+            return tuple(found[ReplicaQuantity(what, text, fragment)] for fragment in fragments)
 
         codecs = [MessageCosts(encode=of("encode", text), decode=of("decode", text)) for text in self._texts]
         return Timed(name=self.subject.name, maths=None, codecs=tuple(codecs))
@@ -150,11 +150,13 @@ class WorkersArm(Arm):
         """Return what each worker computes."""
         found = self._durations(pool)
         return tuple(
-            WorkerMaths(**{what: found[Quantity(what.replace("_", " "), part)] for what in WorkerMaths.model_fields})
+            WorkerMaths(
+                **{what: found[ReplicaQuantity(what.replace("_", " "), part)] for what in WorkerMaths.model_fields}
+            )
             for part in self._parts
         )
 
-    def _durations(self, pool: Samples) -> dict[Quantity, Duration]:
+    def _durations(self, pool: Samples) -> dict[ReplicaQuantity, Duration]:
         """Return what is known by now of everything that is timed, other codecs with the same maths included."""
         times = {quantity: len(self._parts) if quantity.what == "decode" else 1 for quantity in pool}
         return judge(pool, times, [[quantity for quantity in pool if quantity.of == part] for part in self._parts])

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from testbed.jobs.actions import Action, Collect, Send, Work
 from testbed.jobs.asynchronous import AsynchronousJob
-from testbed.jobs.loop import Clock, Lane, Loop, NoLinks
+from testbed.jobs.loop import Clock, Loop, NodeLane, NoLinks
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.replicas.arrivals import Applied, Rounds, Server
 
 _FOR_EVER = 1 << 30
 
 
-class Step(NamedTuple):
+class ServerStep(NamedTuple):
     """A step of the server."""
 
     at_ns: int
@@ -52,19 +52,19 @@ class Formula(NoLinks):
 class _Steps:
     """Observes the server."""
 
-    def __init__(self, server: int, watch: Callable[[Step], bool]) -> None:
+    def __init__(self, server: int, watch: Callable[[ServerStep], bool]) -> None:
         self._server, self._watch = server, watch
         self._received = self._answered = 0
-        self._last: Step | None = None
+        self._last: ServerStep | None = None
 
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         if lane.node != self._server:
             return
         match action:
             case Collect():
                 self._received += sum(len(message.payload) for message in value)
             case Work("apply"):
-                self._last = Step(end_ns, value, self._received, self._answered)
+                self._last = ServerStep(end_ns, value, self._received, self._answered)
             case Send(message, _, note):
                 self._answered += len(message.payload) + len(note)
 
@@ -81,7 +81,7 @@ def run_rounds(
     server: Server,
     workers: Sequence[Rounds],
     links: Formula,
-    watch: Callable[[Step], bool],
+    watch: Callable[[ServerStep], bool],
     *,
     local_ns: Sequence[int],
 ) -> None:

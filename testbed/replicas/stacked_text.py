@@ -94,7 +94,7 @@ Choices = Callable[[int], Chosen]
 """Of an exchange: what holds in it."""
 
 
-class Evaluated(NamedTuple):
+class StackedRun(NamedTuple):
     """What was seen of one run."""
 
     run: int
@@ -114,7 +114,7 @@ def train(
     evaluate_every: int,
     choices: Choices | None = None,
     target: float | None = None,
-) -> Iterator[Evaluated]:
+) -> Iterator[StackedRun]:
     """Train all runs; yields each evaluation, after so many batches or with the exchange that follows. A run ends where
     it diverges: its loss is NaN, or above `DIVERGED`; and where its loss is at most the target. `choices` None:
     everything stays as the method says.
@@ -128,7 +128,7 @@ def train(
             losses = stack.losses()
             for run, loss in losses.items():
                 if loss <= DIVERGED:
-                    yield Evaluated(run, done, loss, stack.sent_bytes[run])
+                    yield StackedRun(run, done, loss, stack.sent_bytes[run])
             stack.keep([run for run, loss in losses.items() if (target or 0.0) < loss <= DIVERGED])
         if not stack.running:
             return

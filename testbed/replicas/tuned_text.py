@@ -15,7 +15,7 @@ from testbed.csv_rows import read_rows, write_rows
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.replicas.stacked import Trial
-from testbed.replicas.stacked_text import Evaluated, TextMethod, train
+from testbed.replicas.stacked_text import StackedRun, TextMethod, train
 
 RATES, FACTOR = 3, 2.0
 """Of a list of three rates the middle one is the method's `first_rate`."""
@@ -139,7 +139,7 @@ def _curves(name: str, method: TextMethod, rates: Sequence[float], seeds: Iterab
     """Train a method with all these rates and seeds."""
     runs = [Trial(rate, seed) for rate in rates for seed in seeds]
 
-    def line(each: Evaluated) -> Curve:
+    def line(each: StackedRun) -> Curve:
         return Curve(name, *runs[each.run], each.batches, round(each.loss, 5), each.payload_bytes)
 
     return [line(each) for each in train(runs, method, batches=plan.batches, evaluate_every=plan.evaluate_every)]

@@ -23,7 +23,7 @@ from testbed.codecs.catalogue import placement, table
 from testbed.errors import ResultsError, StageError, UserError
 from testbed.frozen import Frozen, canonical_json
 from testbed.jobs.kind import JobKind
-from testbed.pipeline.calibration import CalibrationDone, CalibrationJob, Subject, timed
+from testbed.pipeline.calibration import CalibrationDone, CalibrationJob, TimedRecipe, timed
 from testbed.pipeline.memory import available_memory, predict_memory
 from testbed.processors import read_processors
 from testbed.records import (
@@ -222,7 +222,7 @@ def _measure(
         tokens = text_of(recipe.workload)
         shared = keys.maths(recipe)
         subjects.append(
-            Subject(
+            TimedRecipe(
                 name=recipe.id,
                 recipe=recipe,
                 vocabulary=tokens.vocabulary,
@@ -246,10 +246,10 @@ def _measure(
             results.write_json(keys.subject(by_name[found.name]), kept)
 
 
-def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
+def _groups(subjects: Sequence[TimedRecipe]) -> tuple[tuple[TimedRecipe, ...], ...]:
     """Put those together that memory can hold at once, in their order."""
     free = available_memory() * _SHARE
-    groups: list[list[Subject]] = []
+    groups: list[list[TimedRecipe]] = []
     left = 0.0
     for subject in subjects:
         needed = predict_memory(subject.recipe)

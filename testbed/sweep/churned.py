@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from testbed.play.churn import Churn, Held, Presence, Round, rounds
+from testbed.play.churn import Churn, ChurnRound, Held, Presence, rounds
 from testbed.play.hybrid import HybridShape
 from testbed.play.scenarios import load_scenario
 from testbed.sweep.predict import ChurnTable, Planned, PredictionCell, PredictionResult, changed
@@ -63,7 +63,7 @@ class _Training(NamedTuple):
         """Return the steps of a training; `missing` gets those that would have to be played, by the cell's id."""
         sites = {site: Presence(churn, seed, site) for site, churn in self.sites.items()}
 
-        def lasts(who: Round) -> float:
+        def lasts(who: ChurnRound) -> float:
             planned = self.of(who)
             cell, shape = planned.cell, planned.cell.shape
             if (found := find(cell)) is not None and found.step_ns is not None:
@@ -72,17 +72,17 @@ class _Training(NamedTuple):
             assert isinstance(shape, HybridShape)
             return shape.formula_s(cell.topology, cell.profiles)
 
-        known: dict[Round, float] = {}
+        known: dict[ChurnRound, float] = {}
         taken = rounds(
             self.replicas, sites, lambda who: known.get(who) or known.setdefault(who, lasts(who)), server=self.server
         )
         return list(itertools.islice(taken, self.churn.steps))
 
-    def of(self, *who: Round) -> Planned:
+    def of(self, *who: ChurnRound) -> Planned:
         """Return the cell in which these take part in its steps. Several are followed by the first again: what was
         played counts from the second step on.
         """
-        if who == (Round(),):
+        if who == (ChurnRound(),):
             return self.planned
         steps = {"steps": 1 + len(who)} if len(who) > 1 else {}
         return changed(self.planned, {"churn": None, "rounds": [each._asdict() for each in who], **steps})

@@ -36,7 +36,7 @@ class Agenda:
     clock: Clock
     """Of played cells."""
     combinations: list[Combination]
-    trials: list[tune.Trial]
+    trials: list[tune.TuningTrial]
     """Empty without [tune]."""
     tuning: TuningRecord | None
     """The choice among them; None before it was made."""

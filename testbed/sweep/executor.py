@@ -38,7 +38,7 @@ class Task(NamedTuple):
     """What it is for, as in "cannot ATTEMPT"."""
 
 
-class Result(NamedTuple):
+class TaskResult(NamedTuple):
     """How a task ended."""
 
     task: Task
@@ -62,7 +62,7 @@ def execute(
     note: Callable[[str], None] = lambda message: None,
     options: Mapping[str, Any] | None = None,
     available_bytes: Callable[[], int] | None = None,
-) -> Generator[Result]:
+) -> Generator[TaskResult]:
     """Run tasks in processes, started in their order; yields each one's result as it ends.
 
     This is the seam for engines that run tasks elsewhere: what they compute must not depend on where, when or beside
@@ -133,14 +133,14 @@ def _hear(one: _Running, content: bytes, heard: Callable[[Task, str], None]) -> 
         heard(one.task, line.decode(errors="replace"))
 
 
-def _finished(one: _Running) -> Result:
+def _finished(one: _Running) -> TaskResult:
     """Wait for a process that has closed its output, and say how it ended."""
     status = one.process.wait()
     assert one.process.stdout is not None
     one.process.stdout.close()
     with one.errors:
         said = os.pread(one.errors.fileno(), os.fstat(one.errors.fileno()).st_size, 0)
-    return Result(one.task, failed(one.task.attempt, StageError, status, said) if status else None)
+    return TaskResult(one.task, failed(one.task.attempt, StageError, status, said) if status else None)
 
 
 def _end(running: Any) -> None:

@@ -71,7 +71,7 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
         seeds = playing.LinkSeeds(folder, runs)
         for cell in runs:
             progress.begin(cell)
-            runner = _Runner(folder, cell, progress)
+            runner = _VirtualRunner(folder, cell, progress)
             try:
                 runner.make(guest_kernel, tokens(cell.workload), seeds.take(cell), links, _coding(cell, costs))
             except BaseException as error:
@@ -108,7 +108,7 @@ def check_memory(cell: Cell) -> None:
         )
 
 
-class _Runner(RunRecorder):
+class _VirtualRunner(RunRecorder):
     """One run of one cell."""
 
     def make(

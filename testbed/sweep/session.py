@@ -45,7 +45,7 @@ _GRACE_S = 2.0
 cause."""
 
 
-class Observer(Protocol):
+class SessionObserver(Protocol):
     """Who is told what happens while a cell trains. Times are the lab's."""
 
     def step(self, message: StepDone) -> None:
@@ -100,7 +100,7 @@ class Session(Closing):
         cell: Cell,
         tokens: Tokens,
         folder: Path,
-        observer: Observer,
+        observer: SessionObserver,
         interrupt: Interrupt,
         played: Callable[[LabRecord], None],
         coding: Coding | None = None,
@@ -140,7 +140,7 @@ class Session(Closing):
         self,
         work: tuple[PlaceJob, ...],
         sampler: Sampler,
-        observer: Observer,
+        observer: SessionObserver,
         interrupt: Interrupt,
         patience_s: float,
         *,

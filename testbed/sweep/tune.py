@@ -33,7 +33,7 @@ NOT_ALIKE = "chosen by short runs, which rank otherwise than full ones"
 SHORT_FORM = "chosen in short form"
 
 
-class Trial(NamedTuple):
+class TuningTrial(NamedTuple):
     """One value for one arm."""
 
     arm: dict[str, Any]
@@ -46,7 +46,9 @@ class Trial(NamedTuple):
     """Whether it is one of the full runs that short ones are checked with."""
 
 
-def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine, clock: Clock = "real") -> list[Trial]:
+def trials(
+    experiment: Experiment, points: Sequence[Combination], engine: Engine, clock: Clock = "real"
+) -> list[TuningTrial]:
     """List all that is asked for, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
@@ -62,17 +64,17 @@ def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine
 def further(
     tune: TuneSpec,
     points: Sequence[Combination],
-    tried: Sequence[Trial],
+    tried: Sequence[TuningTrial],
     loss_of: LossOf,
     engine: Engine,
     clock: Clock = "real",
-) -> list[Trial]:
+) -> list[TuningTrial]:
     """Return what the losses of `tried` call for next: a value beyond the end of each list whose best is there, and,
     when no list grows any more, the full runs that short ones are checked with. Empty: nothing.
     """
     if tune.quick:
         return []
-    more: list[Trial] = []
+    more: list[TuningTrial] = []
     for arm in _arms(tune, points):
         mine = [trial for trial in tried if trial.arm == arm.arm(tune.arm) and not trial.check]
         value = beyond([_result(trial, loss_of) for trial in mine], tune.widen)
@@ -129,7 +131,7 @@ def _arms(tune: TuneSpec, points: Sequence[Combination]) -> list[Combination]:
     return firsts
 
 
-def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock) -> Trial:
+def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock) -> TuningTrial:
     arm, where = first.arm(tune.arm), "[tune]"
     # At full length everything else is as in the sweep, so that a training of the chosen value is not made twice.
     training: dict[str, Any] = {"target_loss": None, "budget_s": None}
@@ -142,10 +144,10 @@ def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock
         Combination(f"{label}, {tune.field}={value}, seed {seed}", merge(fields, nest("training.seed", seed), where))
         for seed in tune.seeds
     ]
-    return Trial(arm, value, tuple(resolve_cells(seeded, engine, where, clock)))
+    return TuningTrial(arm, value, tuple(resolve_cells(seeded, engine, where, clock)))
 
 
-def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: LossOf) -> TuningRecord:
+def settle(tune: TuneSpec, tried: Sequence[TuningTrial], loss_of: LossOf) -> TuningRecord:
     """Record what was found, choose, and mark what cannot be relied on.
 
     StageError when no arm has a value left.
@@ -172,7 +174,7 @@ def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: LossOf) -> TuningRec
     return TuningRecord(**stated, over=over, arms=tuple(arms), check=check)
 
 
-def _check(arm: TunedArm, full: Sequence[Trial], loss_of: LossOf) -> RankCheck | None:
+def _check(arm: TunedArm, full: Sequence[TuningTrial], loss_of: LossOf) -> RankCheck | None:
     if not full:
         return None
     values = [_result(trial, loss_of) for trial in full]
@@ -199,7 +201,7 @@ def kendall(pairs: Sequence[tuple[Any, Any]]) -> float | None:
     return sum(signs) / len(signs) if signs else None
 
 
-def _result(trial: Trial, loss_of: LossOf) -> TriedValue:
+def _result(trial: TuningTrial, loss_of: LossOf) -> TriedValue:
     losses = tuple(loss_of(cell) for cell in trial.cells)
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     mean = sum(finite) / len(finite) if len(finite) == len(losses) else None
@@ -207,7 +209,7 @@ def _result(trial: Trial, loss_of: LossOf) -> TriedValue:
     return TriedValue(value=trial.value, cells=cells, losses=losses, mean_loss=mean, added=trial.added)
 
 
-def answers(record: TuningRecord, tune: TuneSpec, asked: Sequence[Trial]) -> bool:
+def answers(record: TuningRecord, tune: TuneSpec, asked: Sequence[TuningTrial]) -> bool:
     """Say whether an earlier choice was made for these very trials; an arm without a choice is tried again."""
     earlier = {value.cells for arm in record.arms for value in arm.tried if not value.added}
     same = (record.widen, record.quick, record.steps) == (tune.widen, tune.quick, tune.steps)

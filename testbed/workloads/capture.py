@@ -40,7 +40,7 @@ _RATE, FINE_RATE = 6e-4, 1e-4
 """Of learning from random numbers, and between the messages of a model that begins as it is."""
 
 
-class Crossing(NamedTuple):
+class BoundaryCrossing(NamedTuple):
     """What crosses a boundary in one step."""
 
     forward: Tensor
@@ -58,7 +58,7 @@ class Chain:
         self._parameters = [parameter for part in parts for parameter in part.parameters()]
         self._optimiser = torch.optim.AdamW(self._parameters, weight_decay=0.1)
 
-    def step(self, batch: Batch, rate: float) -> tuple[float, list[Crossing]]:
+    def step(self, batch: Batch, rate: float) -> tuple[float, list[BoundaryCrossing]]:
         """Learn from a batch; returns the loss before, and what crossed each boundary."""
         received, sent = [batch.inputs], []
         for part in self._parts:
@@ -66,11 +66,11 @@ class Chain:
             received.append(sent[-1].detach().requires_grad_())
         loss = self._parts[-1].loss(sent[-1], batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
-        crossings: list[Crossing] = []
+        crossings: list[BoundaryCrossing] = []
         for hidden, taken in zip(reversed(sent[:-1]), reversed(received[1:-1]), strict=True):
             assert taken.grad is not None
             hidden.backward(taken.grad)
-            crossings.insert(0, Crossing(taken.detach(), taken.grad))
+            crossings.insert(0, BoundaryCrossing(taken.detach(), taken.grad))
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
@@ -137,7 +137,7 @@ def capture_model(model: str, kept: int = KEPT, seed: int = 0) -> dict[str, Any]
 def _kept(chain: Chain, batches: Sequence[Data], kept: int, name: str, *, warmup: int, rate: float) -> dict[str, Any]:
     """Take a step for each of `batches`, which say where it comes from; return the last `kept` and what they are."""
     began = time.monotonic()
-    messages: list[Crossing] = []
+    messages: list[BoundaryCrossing] = []
     losses = []
     for step, data in enumerate(batches):
         loss, (crossing,) = chain.step(data.train(step, 0, 1), rate * min(1.0, (step + 1) / warmup))
@@ -152,7 +152,7 @@ def _kept(chain: Chain, batches: Sequence[Data], kept: int, name: str, *, warmup
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - began),
     }
-    tensors = {way: np.stack([getattr(one, way).numpy() for one in messages]) for way in Crossing._fields}
+    tensors = {way: np.stack([getattr(one, way).numpy() for one in messages]) for way in BoundaryCrossing._fields}
     return {**tensors, "about": np.array(json.dumps(about))}
 
 

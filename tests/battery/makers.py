@@ -318,7 +318,7 @@ def sampling(*, name: Any, workers: int, warmup: int, patches: int, coded: bool,
 
 def expert_sampling(*, lag: int, synchronous: Any, skip: Any, workers: int) -> Trace:
     """Sampling by experts."""
-    program = experts.ExpertProgram(experts.Schedule(lag, synchronous, skip), workers, 4, 4)
+    program = experts.ExpertProgram(experts.ExpertSchedule(lag, synchronous, skip), workers, 4, 4)
     sizes = {part: drawn(10**5, *part) for _, part in sent_parts(program.actions())}
     return experts.expert_trace(program, drawn(10**7, "own"), drawn(10**7, "experts"), sizes)
 

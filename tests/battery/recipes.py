@@ -153,7 +153,7 @@ def _recipes() -> Iterator[tuple[str, Callable[[], Record]]]:
         yield f"DeCo: {exchange}", functools.partial(_chosen, exchange)
     for name, asked in SAMPLED.items():
         yield f"sampling: {name}", functools.partial(_sampled, asked)
-    for name, schedule in (("late", experts.Schedule(1, "deep", "low")), ("later", experts.Schedule(2))):
+    for name, schedule in (("late", experts.ExpertSchedule(1, "deep", "low")), ("later", experts.ExpertSchedule(2))):
         yield f"experts: {name}", functools.partial(_experts, schedule)
     yield "pipeline: refused where the network decides", _refused
     yield "FedLuck", _fedluck
@@ -270,7 +270,7 @@ def _asynchronous(asked: Table) -> Record:
     server = arrivals.Server(told, made[0], [recipe.codec] * 3)
     steps: list[Any] = []
 
-    def watch(step: events.Step) -> bool:
+    def watch(step: events.ServerStep) -> bool:
         steps.append((step.at_ns, step.applied.used, step.applied.refused, step.received_bytes, step.answered_bytes))
         return len(steps) < 20
 
@@ -320,7 +320,7 @@ def _sampled(asked: Table) -> Record:
     return {"images": digest([hash_of(each.images) for each in found]), "frames": digest(sizes)}
 
 
-def _experts(schedule: experts.Schedule) -> Record:
+def _experts(schedule: experts.ExpertSchedule) -> Record:
     at, request = Loop.at, start(4 * experts.BLOCK, 0)
 
     def in_turn(loop: Loop, when_ns: int, call: Callable[..., None], *given: Any, order: int = 0) -> None:

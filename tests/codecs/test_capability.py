@@ -109,8 +109,6 @@ def test_strangers_wrappers_need_only_show_what_they_wrap() -> None:
     inner = Counts(7)
     outer = Around(FORWARD, Around(FORWARD, inner))
     memory, observer = capability(outer, Stateful), capability(outer, ObservesLink)
-    assert memory is not None
-    assert observer is not None
     assert memory.state() == {"inner": {"inner": {"count": 7}}}
     assert set(memory.shared()) == {"inner.inner.count"}
     memory.reset()
@@ -124,7 +122,6 @@ def test_several_parts_answer_together_and_load_all_or_nothing() -> None:
     one, other = Counts(1), Counts(2)
     codec = Several(FORWARD, one=one, none=Good(FORWARD), other=other)
     memory, paired = capability(codec, Stateful), capability(codec, Paired)
-    assert memory is not None
     assert paired is not None
     assert memory.state() == {"one": {"count": 1}, "other": {"count": 2}}
     with pytest.raises(CodecError, match="negative"):
@@ -158,8 +155,6 @@ def test_a_state_in_which_a_part_is_wrong_is_refused_and_changes_nothing(
     codecs = make(text, FORWARD), make(text, FORWARD)
     codecs[0].encode(torch.ones(4, 40), KEY)
     used, fresh = (capability(codec, Stateful) for codec in codecs)
-    assert used is not None
-    assert fresh is not None
     before = fresh.state()
     with pytest.raises(CodecError, match=f"cannot load a state.*{why}"):
         fresh.load({**used.state(), **wrong})

@@ -137,7 +137,6 @@ def test_rotation_spreads_an_outlier_and_adds_no_bytes() -> None:
 def test_a_rotation_that_overflows_leaves_what_the_inner_codec_remembers() -> None:
     receiver = make("hadamard(delta-int8)", FORWARD)
     memory = capability(receiver, Stateful)
-    assert memory is not None
     receiver.decode(bytes(make("delta-int8", FORWARD).encode(normal(2, 64), KEY)), KEY)
     before = {name: value.clone() for name, value in memory.shared().items()}
     with pytest.raises(CodecError, match="rotation"):

@@ -246,7 +246,6 @@ def paired(text: str, x: Tensor, key: MessageKey = KEY) -> tuple[Codec, Codec]:
     encoder, decoder = make(text, BACKWARD), make(text, BACKWARD)
     for codec, forward in ((encoder, lower), (decoder, upper)):
         able = capability(codec, Paired)
-        assert able is not None
         able.pair(forward)
     return encoder, decoder
 

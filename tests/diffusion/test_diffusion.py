@@ -18,7 +18,7 @@ from testbed.diffusion.pretrain import train
 from testbed.diffusion.programs import Costs, Program, divide, trace_of
 from testbed.diffusion.workers import Codecs, Workers
 from testbed.errors import SpecError
-from testbed.jobs.sampling import Receive, sent_parts
+from testbed.jobs.sampling import ReceivePart, sent_parts
 from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
 from testbed.play.unlinked import ideal_step_ns
@@ -155,7 +155,7 @@ def test_stale_programs_wait_for_what_is_due_and_less_often() -> None:
     assert seconds(program("displaced", 2)) < 0.6 * ring
     for name in ("ring", "displaced", "pipefusion", "asyncdiff"):
         for actions in program(name, 4, patches=2).actions():
-            steps = [a.part.step for a in actions if isinstance(a, Receive)]
+            steps = [a.part.step for a in actions if isinstance(a, ReceivePart)]
             assert steps == sorted(steps)
 
 

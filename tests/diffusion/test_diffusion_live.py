@@ -8,7 +8,7 @@ from test_diffusion import lively
 
 from testbed import vm
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, DitSize, sample, start
-from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule, sample_experts
+from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule, sample_experts
 from testbed.diffusion.inside import LiveSampling
 from testbed.diffusion.live import sample_live
 from testbed.diffusion.programs import Costs, Program, trace_of
@@ -49,7 +49,7 @@ def sampling(link: str, program: Program | ExpertProgram, codec: str = "fp32", b
 def synchronous(link: str, workers: int) -> list[LiveSampling]:
     layers = model().size.layers
     dense = [Program(name, workers, layers, STEPS, TOKENS, ROWS, warmup=STEPS) for name in NAMES]  # type: ignore[arg-type]
-    return [sampling(link, program) for program in (*dense, ExpertProgram(Schedule(0), workers, layers, STEPS))]
+    return [sampling(link, program) for program in (*dense, ExpertProgram(ExpertSchedule(0), workers, layers, STEPS))]
 
 
 def coded(link: str) -> list[LiveSampling]:
@@ -60,7 +60,7 @@ def coded(link: str) -> list[LiveSampling]:
         sampling(link, Program(name, 3, layers, steps, TOKENS, ROWS, patches=2), residual, "int8")  # type: ignore[arg-type]
         for name in NAMES
     ]
-    return [*made, sampling(link, ExpertProgram(Schedule(1, "deep", "low"), 3, layers, steps), "fp16")]
+    return [*made, sampling(link, ExpertProgram(ExpertSchedule(1, "deep", "low"), 3, layers, steps), "fp16")]
 
 
 def in_one_process(of: LiveSampling, dit: Dit) -> tuple[torch.Tensor, dict]:  # type: ignore[type-arg]
@@ -82,7 +82,7 @@ def test_no_link_changes_a_bit_and_what_crosses_is_what_was_said_to() -> None:
     late = [each for link in ("fast", "lossy") for each in coded(link)]
     found = sample_live(dit, [*asked, *late], kernel)
     unsplit = sample(dit, *start(IMAGES, 0), STEPS)
-    experts = sample_experts(dit, *start(EXPERT_IMAGES, 0), STEPS, Schedule(0)).images
+    experts = sample_experts(dit, *start(EXPERT_IMAGES, 0), STEPS, ExpertSchedule(0)).images
     for of, live in zip(asked, found, strict=False):
         assert torch.equal(live.images, experts if isinstance(of.program, ExpertProgram) else unsplit), of
     for of, live in zip([*asked, *late], found, strict=True):

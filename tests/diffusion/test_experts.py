@@ -10,7 +10,7 @@ from test_diffusion import all_tokens_at_once, lively
 
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, Dit, start
-from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule, expert_trace, sample_experts
+from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule, expert_trace, sample_experts
 from testbed.diffusion.node import Sampled
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
@@ -19,8 +19,8 @@ from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
 
 STEPS, IMAGES = 5, 4 * BLOCK
-SYNCHRONOUS, INTERWEAVED, DISPLACED = (Schedule(lag) for lag in range(3))
-DICE = Schedule(1, "deep", "low")
+SYNCHRONOUS, INTERWEAVED, DISPLACED = (ExpertSchedule(lag) for lag in range(3))
+DICE = ExpertSchedule(1, "deep", "low")
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def model() -> Dit:
 
 
 @functools.cache
-def sampled(schedule: Schedule, workers: int = 2, codec: str = "fp32") -> Sampled:
+def sampled(schedule: ExpertSchedule, workers: int = 2, codec: str = "fp32") -> Sampled:
     return sample_experts(model(), *start(IMAGES, 0), STEPS, schedule, workers=workers, codec=codec)
 
 
@@ -43,7 +43,7 @@ def test_without_a_lag_no_number_of_workers_changes_a_bit_of_the_unsplit_model()
 def test_schedules_order_as_their_staleness() -> None:
     errors = [
         quality.relative_l2(sampled(schedule).images, sampled(SYNCHRONOUS).images)
-        for schedule in (SYNCHRONOUS, Schedule(1, "deep"), INTERWEAVED, DISPLACED)
+        for schedule in (SYNCHRONOUS, ExpertSchedule(1, "deep"), INTERWEAVED, DISPLACED)
     ]
     assert errors == sorted(errors)
     assert errors[0] == 0 < errors[1]
@@ -51,7 +51,9 @@ def test_schedules_order_as_their_staleness() -> None:
 
 def test_bytes_are_those_of_the_rows_that_cross() -> None:
     width, layers = model().size.width, model().size.layers
-    every, some = (sum(sampled(schedule).frame_bytes.values()) for schedule in (INTERWEAVED, Schedule(1, skip="low")))
+    every, some = (
+        sum(sampled(schedule).frame_bytes.values()) for schedule in (INTERWEAVED, ExpertSchedule(1, skip="low"))
+    )
     # A slot crosses with probability 1/2, once each way, if experts are used alike; they are not quite.
     expected = STEPS * layers * IMAGES * TOKENS * TOP * 2 * 4 * width / 2
     assert every == pytest.approx(expected, rel=0.3)

@@ -14,7 +14,6 @@ FOLDER = Command.shipped / NAME
 
 def test_one_grid_of_rates_for_arms_that_differ_in_their_codec_alone() -> None:
     experiment = plan.load_experiment(NAME)
-    assert experiment.tune is not None
     assert experiment.tune.arm == ("codec",)
     seeds = defaultdict(set)
     for point in plan.combinations(experiment, plan.Choice()):

@@ -17,7 +17,7 @@ class Recording:
     def __init__(self) -> None:
         self.done: list[tuple[int, str, Any, Any, int, int]] = []
 
-    def did(self, lane: loop.Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+    def did(self, lane: loop.NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         self.done.append((lane.node, lane.name, action, value, begin_ns, end_ns))
 
     def of(self, kind: type) -> list[tuple[int, str, Any, Any, int, int]]:

@@ -17,7 +17,7 @@ from testbed.errors import UserError
 from testbed.jobs.actions import Encode, Key, Message, Send
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop
-from testbed.jobs.recorder import Recorder
+from testbed.jobs.recorder import StepRecorder
 from testbed.kinds.context import FAMILIES, ContextNode, bases
 from testbed.pipeline.gather import global_norm
 from testbed.pipeline.optimise import Optimiser, learning_rate
@@ -76,7 +76,7 @@ def trained(tokens: str, of: Recipe, links: Any = None) -> Trained:
     nodes = [kind.node(place, setting) for place in places]
     outputs, seen = [io.StringIO() for _ in places], Recording()
     records = Records(nodes, outputs, 0, lambda message: None, lambda done: done[-1][1])
-    recorder = Recorder(records.write, kind.named, 32)
+    recorder = StepRecorder(records.write, kind.named, 32)
     programs = [kind.program(place) for place in places]
     Loop(
         programs,

@@ -10,7 +10,7 @@ from testbed.jobs.asynchronous import AsynchronousJob
 from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.loop import Loop
 from testbed.jobs.pipeline import PipelineJob, orders_of
-from testbed.jobs.recorder import Named, Recorded, Recorder
+from testbed.jobs.recorder import Named, Recorded, StepRecorder
 from testbed.message_key import Direction
 from testbed.spec import PipelineSpec
 
@@ -35,7 +35,7 @@ def record(job: PipelineJob | DataParallelJob | AsynchronousJob) -> list[list[Re
         way: Direction = "forward" if key.what == "activation" else "backward"
         return Named(way, key.part, with_peer=False) if isinstance(job, PipelineJob) else Named(way, key.step)
 
-    recorder = Recorder(lambda place, step: recorded[place].append(step), named, header_bytes=60)
+    recorder = StepRecorder(lambda place, step: recorded[place].append(step), named, header_bytes=60)
     programs = [job.program(place) for place in range(len(job.places))]
     Loop(programs, [Sizes(lambda key: 100)] * len(programs), cost=costs, observers=[recorder]).run()
     return recorded
@@ -127,7 +127,7 @@ def test_work_before_input_needs_an_action_of_its_own(begins: bool) -> None:
         yield Receive(Key("question", 0), 0)
         yield Send((yield Encode(Key("answer", 0))), 0)
 
-    recorder = Recorder(lambda place, step: None, lambda key: Named("forward", 0))
+    recorder = StepRecorder(lambda place, step: None, lambda key: Named("forward", 0))
     loop = Loop([asks(), answers()], [Sizes(lambda key: 100)] * 2, cost=costs, observers=[recorder])
     if begins:
         loop.run()

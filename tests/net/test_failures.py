@@ -174,7 +174,6 @@ def test_a_killed_controller_leaves_nothing(names: tuple[str, ...], engine: spec
     with subprocess.Popen(
         [sys.executable, "-c", _BUILD + "time.sleep(60)\n", made], stdout=subprocess.PIPE, cwd=_ROOT
     ) as controller:
-        assert controller.stdout is not None
         relay, inodes = json.loads(controller.stdout.readline())
         assert _holders(set(inodes))
         assert controller.pid in [lab.pid for lab in directory.running_labs()]

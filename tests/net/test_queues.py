@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.net.relay.pipe import NEVER
-from testbed.net.relay.queues import HOLD_NS, Queues
+from testbed.net.relay.queues import HOLD_NS, RelayQueues
 
 GAPS = st.lists(st.integers(0, 3 * HOLD_NS), min_size=1, max_size=60)
 
 
 def play(dues):
     """(due, left at) of packets that are all known before the first is due, as the loop would send them."""
-    queues = Queues(1)
+    queues = RelayQueues(1)
     for number, due in enumerate(dues):
         queues.push(0, (due, number, 0, b""))
     found = []

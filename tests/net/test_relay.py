@@ -15,7 +15,7 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.relay import wire
 from testbed.net.relay.client import Relay, RelayPort, lateness_percentile
 from testbed.net.relay.tun import open_tun
-from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, Schedule, Slot, Trace, trace
+from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, RateTrace, Schedule, Slot, trace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -178,7 +178,7 @@ def test_both_sides_mean_the_same_by_an_opportunity():
 def test_a_trace_is_followed_packet_by_packet(star, tmp_path):
     (tmp_path / "slow.trace").write_text("40\n80\n200\n")
     times, digest = trace.read_trace(tmp_path / "slow.trace")
-    slow = Trace(file="slow.trace", digest=digest, length_ms=200, opportunities=len(times), loop=True, offset_ms=0)
+    slow = RateTrace(file="slow.trace", digest=digest, length_ms=200, opportunities=len(times), loop=True, offset_ms=0)
     lab = star((None, None), (pipe(trace=slow), None))
     begin = time.monotonic_ns()
     lab.relay.play(begin)

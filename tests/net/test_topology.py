@@ -156,7 +156,6 @@ def test_an_unshaped_direction_of_a_shaped_link_has_no_shaper() -> None:
 def test_links_and_directions_draw_their_losses_from_different_seeds(shape: spec.Topology) -> None:
     """Also where a profile gives both directions the same."""
     profile = profiles.load_profile("lossy-80mbps")
-    assert profile.up is not None
     same = profile.model_copy(update={"down": profile.up})
     plan = plan_lab(shape, [same], MAX_NODES, "netem")
     seeds = [shaped.pipe.seed for shaped in plan.shaped]
@@ -186,7 +185,6 @@ def test_links_that_disagree_in_what_a_node_has_once_are_refused(what: dict[str,
 
 def test_a_pipe_that_the_relay_cannot_carry_out_is_refused_by_the_plan() -> None:
     profile = profiles.load_profile("cable")
-    assert profile.up is not None
     slot = Slot(wait_ns=1_000_000, wait_max_ns=2_000_000, packets=10, max_bytes=0)
     slotted = profile.model_copy(update={"up": profile.up.model_copy(update={"slot": slot})})
     for shape, nodes in (("star", 1), ("line", 2)):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from testbed.jobs import actions as jobs
 from testbed.jobs.recorder import PacedWork
 from testbed.jobs.schedule import Action
-from testbed.pipeline.pacing import Clock, Line, be_prompt, wait_for_the_grid
+from testbed.pipeline.pacing import LabClock, Line, be_prompt, wait_for_the_grid
 from testbed.records import ActionKind, ActionRecord
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
@@ -21,7 +21,7 @@ DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}
 lateness = st.integers(0, 3_000)
 
 
-class FakeClock(Clock):
+class FakeClock(LabClock):
     """Moves only when told to, or waited for; then it is late by the next of `late`, for ever."""
 
     def __init__(self, late: Sequence[int] = (0,)) -> None:

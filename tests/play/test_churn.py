@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from testbed.play.churn import Churn, Held, Presence, Round, rounds
+from testbed.play.churn import Churn, ChurnRound, Held, Presence, rounds
 from testbed.play.scenarios import Sites, load_scenario
 
 HOURLY = Churn(3600.0, 900.0)
@@ -74,13 +74,13 @@ def test_steps_follow_each_other_with_whoever_is_whole() -> None:
 
 def test_without_churn_everyone_takes_part_and_nobody_waits() -> None:
     held = rounds(LAYOUT, sites_of(0, None), lambda who: 7.0, server=True)
-    assert list(itertools.islice(held, 3)) == [Held(7.0 * step, 0.0, 7.0, Round()) for step in range(3)]
+    assert list(itertools.islice(held, 3)) == [Held(7.0 * step, 0.0, 7.0, ChurnRound()) for step in range(3)]
 
 
 def test_one_pipeline_waits_for_all_of_its_sites_and_keeps_its_weights() -> None:
     own, count = tuple(range(6)), 600
     held = first(count, 0, (own,), server=False)
-    assert {each.who for each in held} == {Round()}
+    assert {each.who for each in held} == {ChurnRound()}
     sites = sites_of(0, layout=(own,)).values()
     for each in held:
         assert all(site.there(each.begin_s) for site in sites)

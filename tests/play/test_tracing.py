@@ -12,7 +12,7 @@ from testbed.jobs.actions import Action, Decode, Encode, Job, Key, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.loop import Loop
 from testbed.jobs.pipeline import PipelineJob, orders_of
-from testbed.jobs.recorder import Named, Recorded, Recorder
+from testbed.jobs.recorder import Named, Recorded, StepRecorder
 from testbed.play.check import check_trace
 from testbed.play.trace import RECEIVE, SEND, WAIT
 from testbed.play.tracing import TracedJob, retell
@@ -66,8 +66,8 @@ def named(key: Key) -> Named:
     return Named("forward" if key.what == "activation" else "backward", key.step * 100 + key.part)
 
 
-def recorder(steps: list[list[Recorded]]) -> Recorder:
-    return Recorder(lambda place, step: steps[place].append(step), named)
+def recorder(steps: list[list[Recorded]]) -> StepRecorder:
+    return StepRecorder(lambda place, step: steps[place].append(step), named)
 
 
 @pytest.mark.parametrize("make", JOBS)

@@ -208,7 +208,6 @@ def test_a_threshold_follows_the_stepsize_and_keeps_the_ratio() -> None:
 # ------------------------------------------------------------------ links
 def test_the_oracle_is_the_profile() -> None:
     profile = load_profile("consumer-80mbps")
-    assert profile.up is not None
     # 1,448 of a packet's 1,500 bytes are payload, and each second packet is answered by one of 52.
     assert oracle(profile, "up") == (pytest.approx(profile.up.rate_bps * 1448 / 1526), profile.up.delay_ns)
 
@@ -229,7 +228,6 @@ def test_a_choice_by_a_profile_hides_what_it_promises(link: str, compute_ns: int
     twentieth larger does not hide.
     """
     profile = load_profile(link)
-    assert profile.up is not None
     exchanged = MessageSize(20 * profile.up.rate_bps / 8 * compute_ns / NS, EXPANSION)
     choice = deco.choose(oracle(profile, "up"), exchanged, compute_ns, noise_weight=1.0)
     assert 0.01 < choice.ratio < 0.03

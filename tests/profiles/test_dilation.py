@@ -12,7 +12,7 @@ from testbed import profiles
 from testbed.errors import SpecError
 from testbed.net.relay.client import pipe_table
 from testbed.net.relay.wire import Opportunities, RunningTrace
-from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Slot, Trace, trace
+from testbed.profiles import Bernoulli, Change, Pipe, RateTrace, Schedule, Slot, trace
 from testbed.profiles.timeline import timeline
 
 MS = 1_000_000
@@ -71,7 +71,6 @@ def test_bytes_and_shares_stay_and_dilating_twice_is_dilating_once(case: tuple[P
     assert slow.model_dump(include=kept) == pipe.model_dump(include=kept)
     assert slow.buffer_ns == pytest.approx(pipe.buffer_ns * factor, abs=factor)
     if slow.slot is not None:
-        assert pipe.slot is not None
         assert (slow.slot.wait_ns, slow.slot.packets) == (factor * pipe.slot.wait_ns, pipe.slot.packets)
     assert pipe.dilated(1) == pipe
     if pipe.rate_bps % (16 * factor) == 0 and pipe.schedule is None:
@@ -111,7 +110,7 @@ def traced(folder: Path, times: list[int], *, loop: bool, offset_ms: int) -> Pip
     path = folder / "some.trace"
     path.write_text(trace.format_trace(times), encoding="ascii")
     found = trace.read_trace(path)
-    asked = Trace(
+    asked = RateTrace(
         file=path.name,
         digest=found.digest,
         length_ms=times[-1],
@@ -134,7 +133,6 @@ def test_a_trace_in_steps_is_as_slow_as_packet_by_packet(tmp_path: Path, loop: b
         # 1e-4: rates are whole bytes.
         assert stretched.carried_at(0, bits) == pytest.approx(5 * once.carried_at(0, bits), rel=1e-4)
     asked = pipe_table(slow)
-    assert asked is not None
     assert asked["trace"]["stretch"] == 5
 
 

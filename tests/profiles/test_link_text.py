@@ -17,7 +17,6 @@ def test_rate_and_delay_are_those_of_both_directions(megabits: int, delay_us: in
     link = load_profile(f"link({megabits}Mbit,{space}{delay_us}us)")
     assert re.fullmatch(r"[\w.%-]+", link.name)
     for pipe in (link.up, link.down):
-        assert pipe is not None
         assert pipe.rate_bps == megabits * 10**6
         assert pipe.delay_ns == delay_us * 1000
         assert pipe.loss is None
@@ -70,7 +69,6 @@ def test_what_is_wrong_is_said(text: str, says: str) -> None:
 
 def test_a_buffer_that_nobody_stated_is_named_where_it_is_too_small() -> None:
     said = buffer_remark([load_profile(f"link(7Mbit, {delay}ms)") for delay in (90, 10, 200)], 1)
-    assert said is not None
     assert said.startswith("no buffer is stated for link-7Mbit-90ms, link-7Mbit-200ms; it is 100ms, less than")
     assert "buffer=400ms" in said
 

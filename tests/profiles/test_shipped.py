@@ -56,7 +56,6 @@ def test_a_shipped_profile_reads_back_as_it_is_shown(profile: LinkProfile, tmp_p
 def test_starlinks_satellites_carry_its_rate_on_average() -> None:
     found = profiles.read_profile(FILES["starlink"])
     for pipe in (found.up, found.down):
-        assert pipe is not None
         line = timeline(pipe)
         assert line.repeat_ns == 60_000_000_000
         assert line.bits_between(0, line.repeat_ns) / 60 == pytest.approx(pipe.rate_bps)

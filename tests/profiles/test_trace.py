@@ -195,8 +195,6 @@ def _folder(folder: Path, times: tuple[int, ...]) -> Path:
 def test_a_trace_lies_beside_the_profile_that_names_it(tmp_path: Path) -> None:
     times = trace.trace_from_rates([(5_000, 8_000_000), (5_000, 16_000_000)])
     pipe = profiles.read_profile(_folder(tmp_path, times)).up
-    assert pipe is not None
-    assert pipe.trace is not None
     assert (pipe.trace.length_ms, pipe.trace.opportunities) == (10_000, len(times))
     assert trace.load_trace(pipe.trace) == times
     (tmp_path / "below").mkdir()
@@ -210,7 +208,6 @@ def test_another_content_is_another_profile(tmp_path: Path) -> None:
         _folder(tmp_path, trace.trace_from_rates([(5_000, 8_000_000), (5_000, 16_000_000)]))
     ).up
     assert before != after
-    assert before is not None
     assert before.trace is not None
     with pytest.raises(SpecError, match=r"cannot find the trace my\.trace with the content that the profile had"):
         trace.load_trace(before.trace)
@@ -271,7 +268,6 @@ def test_the_steps_of_a_trace_carry_what_the_trace_does(
         offset_ms=offset_ms,
     )
     pipe = profiles.load_profile("lte").up
-    assert pipe is not None
     line = timeline(pipe.model_copy(update={"trace": record}))
     assert [step.at_ns for step in line.steps] == sorted({step.at_ns for step in line.steps})
     assert line.steps[0].at_ns == 0

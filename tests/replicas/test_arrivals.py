@@ -11,9 +11,9 @@ from testbed.errors import CodecError, TransportError
 from testbed.jobs.actions import Action, Begin, Collect
 from testbed.jobs.asynchronous import AsynchronousJob, read_step
 from testbed.jobs.loop import Loop
-from testbed.jobs.recorder import Named, Recorded, Recorder
+from testbed.jobs.recorder import Named, Recorded, StepRecorder
 from testbed.replicas.arrivals import Rounds, Server, training_of
-from testbed.replicas.events import Formula, Step, run_rounds
+from testbed.replicas.events import Formula, ServerStep, run_rounds
 from tests.small_replicas import SPARSE, a_recipe, asynchronous_nodes, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
@@ -30,13 +30,13 @@ class Training(NamedTuple):
 
 def events(
     steps: int, codec: str = "fp32", *, pace_ns: Sequence[int] = PACE_NS, **data: Any
-) -> tuple[Training, list[Step]]:
+) -> tuple[Training, list[ServerStep]]:
     recipe = a_recipe(
         "star", codec, workers=3, steps=steps, sgd=True, local_steps=2, outer=OUTER, shares=(2, 1, 1), **data
     )
-    (server, workers), made = asynchronous_nodes(recipe), list[Step]()
+    (server, workers), made = asynchronous_nodes(recipe), list[ServerStep]()
 
-    def watch(step: Step) -> bool:
+    def watch(step: ServerStep) -> bool:
         made.append(step)
         return len(made) < steps
 
@@ -103,7 +103,7 @@ def test_a_goodbye_ends_the_round_under_way_and_those_that_were_skipped_are_reco
     recipe = a_recipe("star", workers=3, steps=4, sgd=True, local_steps=2, outer=OUTER, staleness=9,
                       arrivals={"buffer": 1}, evaluate_every=2)  # fmt: skip
     recorded = [list[Recorded]() for _ in range(4)]
-    recorder = Recorder(lambda place, step: recorded[place].append(step), lambda key: Named("backward", key.step))
+    recorder = StepRecorder(lambda place, step: recorded[place].append(step), lambda key: Named("backward", key.step))
     server, workers = asynchronous_nodes(recipe)
     job = training_of(recipe).job()
 

@@ -32,7 +32,7 @@ from testbed.profiles.link_profile import Change, Pipe, Schedule
 from testbed.profiles.loss import Bernoulli
 from testbed.records import StepRecord
 from testbed.replicas.arrivals import training_of
-from testbed.replicas.events import Formula, Step, run_rounds
+from testbed.replicas.events import Formula, ServerStep, run_rounds
 from testbed.spec import Exchange, Paced, Recipe
 from tests.over_loopback import jobs_over_loopback
 from tests.small_replicas import SPARSE, Learner, SmallTraining, a_recipe, asynchronous_nodes, live_cell, same, trained
@@ -54,7 +54,6 @@ def a_link(*, down: bool = False) -> LinkProfile:
         return link
 
     def schedule(pipe: Pipe | None) -> Pipe:
-        assert pipe is not None
         carried = {"rate_bps": pipe.rate_bps, "delay_ns": pipe.delay_ns, "jitter_ns": 0}
         changes = (
             Change(at_ns=DOWN_S * 10**9, loss=Bernoulli(probability=1 - 1e-9), **carried),
@@ -187,7 +186,6 @@ def _be_node(job: PlaceJob, own: Any, sockets: Any, space: int, began_ns: int, *
 
 def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, int]], list[Tensor]]:
     """The same in one process: arrivals, and the server's weights."""
-    assert recipe.data is not None
     parts, link = recipe.data.parts, a_link()
     server, workers = asynchronous_nodes(recipe)
 
@@ -201,7 +199,7 @@ def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, in
     ]
     found, counts = [], [0] * WORKERS
 
-    def watch(step: Step) -> bool:
+    def watch(step: ServerStep) -> bool:
         for worker in step.applied.answered:
             found.append((step.applied.step, worker, counts[worker]))
             counts[worker] += 1

@@ -118,8 +118,6 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     from_summary = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
     pd.DataFrame(rows).to_csv(tmp_path / "seeds.csv", index=False)
     from_runs = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
-    assert from_summary is not None
-    assert from_runs is not None
     assert from_runs.value == pytest.approx(from_summary.value)
     assert from_runs.verdict == from_summary.verdict == "fails"
     # of an arm without rows of its seeds the summary tells

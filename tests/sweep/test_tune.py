@@ -55,7 +55,7 @@ def settled(
     return chosen(made, record), record
 
 
-def tuned(made: conduct.Agenda, losses: Losses) -> tuple[TuningRecord, list[tune.Trial]]:
+def tuned(made: conduct.Agenda, losses: Losses) -> tuple[TuningRecord, list[tune.TuningTrial]]:
     """Go through all that the losses call for, as a sweep does."""
 
     def loss_of(cell: Cell) -> float | None:

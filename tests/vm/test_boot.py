@@ -186,7 +186,6 @@ def test_a_guest_that_dies_shows_its_last_lines(guest: Guest) -> None:
 def test_the_guests_kernel_comes_before_the_guests_programs(start: Start) -> None:
     """They share a processor; a timer of the kernel, and so a packet, must not wait for the end of a program's turn."""
     runner = start("sh", "-c", "echo up; sleep 1000")
-    assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
     members = guest_of(runner.pid)
     (kernel,) = (pid for pid in members if os.getpgid(pid) == pid)
@@ -200,7 +199,6 @@ def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Sig
     runner = start(
         "sh", "-c", "echo up; sleep 1000", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     )
-    assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
     members = guest_of(runner.pid)
     assert len(members) > 1

@@ -101,14 +101,12 @@ def test_guests_that_start_together_take_different_processors() -> None:
     first, held = launch.choose_processor([901, 902])
     second, also_held = launch.choose_processor([901, 902])
     third, nothing = launch.choose_processor([901, 902])
-    assert held is not None
     assert also_held is not None
     assert (first, second, third, nothing) == (901, 902, 901, None)
     held.close()
     again, hold = launch.choose_processor([902, 901])
     assert again == 901
     for socket in (hold, also_held):
-        assert socket is not None
         socket.close()
 
 

@@ -34,7 +34,7 @@ def tensors_of(path: str) -> dict[Direction, list[Tensor]]:
         return {direction: [torch.from_numpy(message) for message in file[direction]] for direction in _DIRECTIONS}
 
 
-class Fidelity(NamedTuple):
+class CodecFidelity(NamedTuple):
     """What a codec makes of messages, and how many bits it takes for that."""
 
     relative_error: float
@@ -45,7 +45,7 @@ class Fidelity(NamedTuple):
     """On the wire, headers included."""
 
 
-def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> Fidelity:
+def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> CodecFidelity:
     """Send messages of consecutive steps of one micro-batch, (b, n, d) each, and compare."""
     wrong, right, bits = [], [], 0
     for number, x in enumerate(tensors):
@@ -57,7 +57,7 @@ def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> Fid
         bits += 8 * memoryview(payload).nbytes
     errors, squares = torch.cat(wrong), torch.cat(right)
     of_tokens = (errors[squares > 0] / squares[squares > 0]).sqrt()
-    return Fidelity(
+    return CodecFidelity(
         float((errors.sum() / squares.sum()).sqrt()),
         float(of_tokens.median()),
         bits / sum(x.numel() for x in tensors),

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from testbed.codecs.catalogue import formula, table
 from testbed.codecs.catalogue.codec_spec import CodecSpec
-from testbed.codecs.catalogue.row import Counts, Work
+from testbed.codecs.catalogue.row import CodecWork, Counts
 from testbed.errors import SpecError
 from testbed.message_key import Direction
 
@@ -90,12 +90,12 @@ def _count(spec: CodecSpec, direction: Direction, shape: tuple[int, ...], end: s
         raise SpecError(f"codec {spec.text!r}: device_{end}: {error}") from None
 
 
-def _work_of(spec: CodecSpec, direction: Direction) -> Work:
+def _work_of(spec: CodecSpec, direction: Direction) -> CodecWork:
     row = spec.row
     work = (row.backward_work if direction == "backward" else None) or row.work
     if spec.name not in table.CODECS:
         work = _stated_by_class(spec.name)
-    if isinstance(work, Work):
+    if isinstance(work, CodecWork):
         return work
     raise SpecError(
         f"cannot say what {spec.text} costs on a device: {work}; set codec_cost = 'host' (as measured on this machine) "
@@ -103,7 +103,7 @@ def _work_of(spec: CodecSpec, direction: Direction) -> Work:
     )
 
 
-def _stated_by_class(path: str) -> Work | str:
+def _stated_by_class(path: str) -> CodecWork | str:
     """Return what a class says of itself, read from its source; or why that says nothing."""
     tree, name = table.class_source(path), path.partition(":")[2]
     stated: dict[str, Counts] = {}
@@ -116,7 +116,7 @@ def _stated_by_class(path: str) -> Work | str:
                 ) if key in _STATED:
                     stated[key] = _counts(value, key, path)
     if len(stated) == len(_STATED):
-        return Work(*(stated[key] for key in _STATED))
+        return CodecWork(*(stated[key] for key in _STATED))
     return f"its class states no {' and '.join(_STATED)}"
 
 

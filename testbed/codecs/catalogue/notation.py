@@ -79,7 +79,7 @@ def fault(text: str, at: int, message: str) -> SpecError:
 
 def codec_tree(text: str) -> Call:
     """Return the tree of one codec."""
-    reader = _Reader(text)
+    reader = _CodecReader(text)
     call = reader.call()
     reader.end()
     return call
@@ -87,7 +87,7 @@ def codec_tree(text: str) -> Call:
 
 def placement_tree(text: str) -> tuple[Rule, ...]:
     """Return the rules of a placement, in the order written. A text without boundaries is one rule for the rest."""
-    reader = _Reader(text)
+    reader = _CodecReader(text)
     rules = [reader.rule()]
     while reader.accept(";"):
         rules.append(reader.rule())
@@ -95,7 +95,7 @@ def placement_tree(text: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-class _Reader:
+class _CodecReader:
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
         self._skip()

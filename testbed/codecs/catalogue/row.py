@@ -77,19 +77,21 @@ class Counts(NamedTuple):
     """Arithmetic operations."""
 
 
-class Work(NamedTuple):
+class CodecWork(NamedTuple):
     """What the sender does of one direction, and what its receiver does."""
 
     encode: Counts
     decode: Counts
 
-    def around(self, encode: str = "inner.encode", decode: str = "inner.decode") -> Work:
+    def around(self, encode: str = "inner.encode", decode: str = "inner.decode") -> CodecWork:
         """Add to each count what a codec inside costs at either end, by these terms."""
         ends = zip(self, (encode, decode), strict=True)
-        return Work(*(Counts(*(f"{count} + {inside}".removeprefix("0 + ") for count in end)) for end, inside in ends))
+        return CodecWork(
+            *(Counts(*(f"{count} + {inside}".removeprefix("0 + ") for count in end)) for end, inside in ends)
+        )
 
 
-NO_WORK: Final = Work(Counts("0", "0", "0"), Counts("0", "0", "0"))
+NO_WORK: Final = CodecWork(Counts("0", "0", "0"), Counts("0", "0", "0"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +130,10 @@ class CodecRow:
     message keys; support: the values kept are right (or within the inner codec's bound), the others zero; residual:
     payload + residual = input; projection: idempotent; lossless: what the inner codec decodes, bit for bit; none.
     """
-    work: Work | str | None = None
+    work: CodecWork | str | None = None
     """What a device does per value, from the algorithm; a text says why nobody can count that. None: the row is anyone
     else's, whose class may say it (`counting.py`)."""
-    backward_work: Work | None = None
+    backward_work: CodecWork | None = None
     """For gradients, where theirs is other work."""
     hook: str | None = None
     """What it does to the model; None where it leaves the model alone."""

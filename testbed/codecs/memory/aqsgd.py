@@ -28,7 +28,7 @@ from testbed.codecs.memory.delta import CASTS
 from testbed.codecs.memory.examples import ExampleKey, Examples
 from testbed.codecs.memory.history import check_follows, following
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Loop, bound_of, decode_as, frame, open_frame
+from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame
 from testbed.errors import CodecError
 
 _EACH, _WHOLE = 0, 1
@@ -36,7 +36,7 @@ _EACH, _WHOLE = 0, 1
 _MB = 1e6
 
 
-class AqSgd(Loop):
+class AqSgd(ClosedLoop):
     """New examples in full, and the differences of the others.
 
     Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of the

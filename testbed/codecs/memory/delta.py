@@ -25,7 +25,7 @@ from testbed.codecs.wire.header import VISIT_AT, Shape, check_finite, check_inpu
 from testbed.codecs.wire.scratch import Scratch
 from testbed.codecs.wrap import (
     HEADER_BYTES,
-    Loop,
+    ClosedLoop,
     bound_of,
     decode_as,
     frame,
@@ -48,7 +48,7 @@ CASTS: dict[str, Callable[[Context], Fp32 | Bf16 | Fp16 | Int8]] = {
 """What a first message may go over as. Not by the names of codecs: in `delta(int8)` int8 is what sends differences."""
 
 
-class Delta(Loop):
+class Delta(ClosedLoop):
     """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner
     payload.
 

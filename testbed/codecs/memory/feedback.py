@@ -12,7 +12,7 @@ from torch import Tensor
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.remembered import Fp32, MicrobatchKey, Rows
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Loop
+from testbed.codecs.wrap import ClosedLoop
 
 
 class _Owed(NamedTuple):
@@ -26,7 +26,7 @@ class _Velocity(NamedTuple):
     """U: the shape of the tensor."""
 
 
-class Feedback(Loop):
+class Feedback(ClosedLoop):
     """Send C(X + decay * E), then set E to what of it the receiver does not decode. The payload is the inner codec's.
 
     There is one E for each (phase, micro-batch), from step to step. Only the sender remembers E; for a tensor of

@@ -18,7 +18,7 @@ from time import monotonic_ns, process_time
 from typing import Any
 
 from testbed.net.relay.pipe import NEVER, RelayPipe, Unshaped
-from testbed.net.relay.queues import Queues
+from testbed.net.relay.queues import RelayQueues
 
 _BATCH = 64
 # Sleeping has a price: to wake takes tens of microseconds in a guest of a hypervisor, and as much CPU time.
@@ -82,7 +82,7 @@ class Engine:
         ports = {port.fd: port for port in self.ports}
         by_address = self._by_address
         readers = [*ports, self._control_fd]
-        queues = Queues(2 * len(self.ports))
+        queues = RelayQueues(2 * len(self.ports))
         push, plan, packets = queues.push, queues.plan, queues.packets
         first_ns, wake_ns, held_ns, left_ns = queues.first_ns, queues.wake_ns, queues.held_ns, queues.left_ns
         # Between the pipes: (out of the up pipe at, number, destination, packet).

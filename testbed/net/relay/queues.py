@@ -20,7 +20,7 @@ Waiting = tuple[int, int, int, bytes]
 """When it is due, a number that orders what is due at once, the descriptor to write to, the packet."""
 
 
-class Queues:
+class RelayQueues:
     """The queues of a relay, by number."""
 
     def __init__(self, count: int) -> None:

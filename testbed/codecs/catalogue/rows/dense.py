@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import CodecRow, Counts, Parameter, Work, codec, word
+from testbed.codecs.catalogue.row import CodecRow, CodecWork, Counts, Parameter, codec, word
 
 _GRID = word(
     "grid",
@@ -28,7 +28,7 @@ def _cast(bits: int, name: str, summary: str, source: str) -> CodecRow:
         summary=summary,
         bits=str(bits),
         source=source,
-        work=Work(Counts("4", "payload", operations), Counts("payload", "4", operations)),
+        work=CodecWork(Counts("4", "payload", operations), Counts("payload", "4", operations)),
         linear=True,
         law="identity" if bits == 32 else "bounded",
     )
@@ -46,7 +46,7 @@ def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
         bits=size or f"{bits} + (32 if asymmetric else 16)*groups(d, min(group or d, d))",
         source="absmax quantisation; stochastic rounding: Gupta et al., ICML 2015"
         + ("; one bit: Seide et al., Interspeech 2014" if bits == 1 else ""),
-        work=Work(Counts("8", "payload", encoding), Counts("payload", "4", f"{3 + packing}")),
+        work=CodecWork(Counts("8", "payload", encoding), Counts("payload", "4", f"{3 + packing}")),
         law="bounded",
     )
 
@@ -69,7 +69,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="8-bit floating point with a scale per token: e4m3 forward, e5m2 backward",
         bits="8 + 16/d",
         source="Micikevicius et al., FP8 formats for deep learning, 2022",
-        work=Work(Counts("8", "payload", "4"), Counts("payload", "4", "2")),
+        work=CodecWork(Counts("8", "payload", "4"), Counts("payload", "4", "2")),
         law="bounded",
     ),
     _integer(8, "8 bits", size="8 + ((32 if asymmetric else 16)*groups(d, min(group, d)) if group else 32/d)"),
@@ -85,7 +85,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="8-bit codes of a dynamic map, fine near zero, with an absmax per block of 4096 values",
         bits="8 + 32*groups(n, min(block, n))",
         source="Dettmers et al., ICLR 2022 (bitsandbytes); Ryabinin et al., SWARM, ICML 2023",
-        work=Work(Counts("8", "payload", "11"), Counts("payload", "4", "2")),
+        work=CodecWork(Counts("8", "payload", "11"), Counts("payload", "4", "2")),
         law="bounded",
     ),
     CodecRow(
@@ -105,7 +105,7 @@ ROWS: tuple[CodecRow, ...] = (
         at_most=True,
         size_note="of values up to 16 root mean squares: 8 where none is beyond 127 steps, else 16",
         source="uniform scalar quantiser: Gish and Pierce, IEEE TIT 1968",
-        work=Work(Counts("12", "payload", "8"), Counts("payload", "4", "3")),
+        work=CodecWork(Counts("12", "payload", "8"), Counts("payload", "4", "3")),
         law="bounded",
     ),
     CodecRow(
@@ -116,7 +116,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="(bits or 4) + 16/bn",
         backward_bits="(bits or 8) + 16/bn",
         source="AQ-SGD's direct quantiser (Wang et al., NeurIPS 2022)",
-        work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
+        work=CodecWork(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
         law="bounded",
     ),
     CodecRow(
@@ -129,7 +129,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="each token rotated in tiles, which spreads outliers, then any other codec",
         bits="inner",
         source="QuaRot (Ashkboos et al., NeurIPS 2024); tiles: TAH-Quant",
-        work=Work(*[Counts("4", "4", "1 + log2(size)")] * 2).around(),
+        work=CodecWork(*[Counts("4", "4", "1 + log2(size)")] * 2).around(),
         law="bounded",
     ),
     CodecRow(
@@ -144,7 +144,7 @@ ROWS: tuple[CodecRow, ...] = (
         example="dct(topk-chunk(0.0078, 1024))",
         bits="inner",
         source="DeMo: Peng et al., arXiv 2411.19870",
-        work=Work(*[Counts("8", "8", "4*size")] * 2).around(),
+        work=CodecWork(*[Counts("8", "8", "4*size")] * 2).around(),
         law="none",
     ),
     CodecRow(
@@ -155,7 +155,7 @@ ROWS: tuple[CodecRow, ...] = (
         example="haar(int8(group=64, asymmetric))",
         bits="32/bn + inner(d, bn - 1)*(1 - 1/bn)",
         source="RAHT: de Queiroz and Chou, IEEE TIP 2016; with zstd around it MesonGS's chain (arXiv 2409.09756)",
-        work=Work(*[Counts("16", "12", "6")] * 2).around(),
+        work=CodecWork(*[Counts("16", "12", "6")] * 2).around(),
         law="bounded",
     ),
     CodecRow(
@@ -178,8 +178,8 @@ ROWS: tuple[CodecRow, ...] = (
         "and w = round(g*d)*(bn/b if sample else 1)",
         backward_bits="bits + 16*groups(d, min(tile, d))",
         source="TAH-Quant (He et al., arXiv 2506.01352)",
-        work=Work(Counts("12", "payload", "21 + 2*log2(tile)"), Counts("payload", "4", "8 + log2(tile)")),
-        backward_work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "7")),
+        work=CodecWork(Counts("12", "payload", "21 + 2*log2(tile)"), Counts("payload", "4", "8 + log2(tile)")),
+        backward_work=CodecWork(Counts("8", "payload", "9"), Counts("payload", "4", "7")),
         law="bounded",
     ),
     CodecRow(
@@ -188,7 +188,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="signs, times a magnitude per token and one per channel",
         bits="1 + 16/d + 16/bn",
         source="after CompactFusion's 1-bit compressor, from memory",
-        work=Work(Counts("8", "payload", "7"), Counts("payload", "4", "4")),
+        work=CodecWork(Counts("8", "payload", "7"), Counts("payload", "4", "4")),
         law="bounded",
     ),
     CodecRow(
@@ -197,7 +197,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="signs and two sizes, times a magnitude per token and one per channel",
         bits="2 + 16/d + 16/bn",
         source="after CompactFusion's 2-bit compressor, from memory; levels: Max, IRE Trans. 1960",
-        work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
+        work=CodecWork(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
         law="bounded",
     ),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.codecs.catalogue.row import CodecRow, Counts, Parameter, Work, codec, word
+from testbed.codecs.catalogue.row import CodecRow, CodecWork, Counts, Parameter, codec, word
 
 _RATIO = Parameter("ratio", "float", 8, "hidden size over the number of values that cross per token", least=1)
 _BF16, _INT8 = (codec("inner", "the codec that sends them", default=inside) for inside in ("bf16", "int8"))
@@ -18,19 +18,21 @@ _SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed ta
 
 _MATRIX = "4*d/(ratio*bn)"  # of d and d/ratio: read once per message
 # Coordinates in a basis, what every end knows of a token apart taken off and put back; backward no weights are learned.
-_PROJECTION = Work(
+_PROJECTION = CodecWork(
     Counts(f"8 + {_MATRIX}", "4/ratio", "1 + 2*d/ratio"), Counts(f"4 + 4/ratio + {_MATRIX}", "4", "1 + 2*d/ratio")
 )
-_PROJECTED_GRADIENTS = Work(
+_PROJECTED_GRADIENTS = CodecWork(
     Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), Counts(f"4/ratio + {_MATRIX}", "4", "2*d/ratio")
 )
 # Backward through a linear layer: the gradients of what came in, and of the weights.
 _LEARNED_GRADIENTS_OUT = Counts(f"8 + 4/ratio + {_MATRIX}", f"4/ratio + {_MATRIX}", "4*d/ratio")
-_LEARNED_GRADIENTS = Work(_LEARNED_GRADIENTS_OUT, Counts(f"4 + 8/ratio + {_MATRIX}", f"4 + {_MATRIX}", "4*d/ratio"))
+_LEARNED_GRADIENTS = CodecWork(
+    _LEARNED_GRADIENTS_OUT, Counts(f"4 + 8/ratio + {_MATRIX}", f"4 + {_MATRIX}", "4*d/ratio")
+)
 _LINEAR_OUT = Counts(f"4/ratio + {_MATRIX}", "4", "2*d/ratio")
 
 
-def _row(*, work: Work, backward_work: Work, **fields: Any) -> CodecRow:
+def _row(*, work: CodecWork, backward_work: CodecWork, **fields: Any) -> CodecRow:
     """Add the inner codec, which sends one of `ratio` values, to what the layers at both ends do."""
     coded, coded_gradients = (
         layers.around("inner.encode/ratio", "inner.decode/ratio") for layers in (work, backward_work)
@@ -100,7 +102,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits=_NARROW.replace("kept(1/ratio, d)", "groups(d, ratio) if maxout else kept(1/ratio, d)"),
         state=_LAYERS_KEPT,
         source="SWARM (Ryabinin et al., ICML 2023)",
-        work=Work(
+        work=CodecWork(
             Counts(
                 "8 + (0 if maxout else 4*d/(ratio*bn)) + 8/ratio",
                 "8/ratio",
@@ -108,7 +110,7 @@ ROWS: tuple[CodecRow, ...] = (
             ),
             _LINEAR_OUT,
         ),
-        backward_work=Work(
+        backward_work=CodecWork(
             _LEARNED_GRADIENTS_OUT,
             Counts(
                 "16 + 16/ratio + (0 if maxout else 4*d/(ratio*bn))",
@@ -128,7 +130,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="a learned linear encoder and decoder",
         state=_LAYERS_KEPT,
         source="Bian et al., MLSys 2024",
-        work=Work(Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), _LINEAR_OUT),
+        work=CodecWork(Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), _LINEAR_OUT),
         backward_work=_LEARNED_GRADIENTS,
         hook="a linear layer at each end",
     ),
@@ -139,8 +141,8 @@ ROWS: tuple[CodecRow, ...] = (
         summary="a learned bottleneck of two layers beside an identity path",
         state=_LAYERS_KEPT,
         source="residual bottleneck, ResBM (Macrocosmos, arXiv 2604.11947)",
-        work=Work(Counts(f"8 + 4*d/bn + {_MATRIX}", "4 + 4/ratio", "3 + 2*d + 2*d/ratio"), _LINEAR_OUT),
-        backward_work=Work(
+        work=CodecWork(Counts(f"8 + 4*d/bn + {_MATRIX}", "4 + 4/ratio", "3 + 2*d + 2*d/ratio"), _LINEAR_OUT),
+        backward_work=CodecWork(
             _LEARNED_GRADIENTS_OUT,
             Counts(f"16 + 8/ratio + 4*d/bn + {_MATRIX}", f"8 + 4*d/bn + {_MATRIX}", "3 + 4*d + 4*d/ratio"),
         ),

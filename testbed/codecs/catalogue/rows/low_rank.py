@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work, codec, word
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, CodecWork, Counts, Parameter, codec, word
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -17,7 +17,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="values*min(rank, d, bn)*(1/d + 1/bn)",
         state="sender: one fp32 factor of d * rank values per phase",
         source="PowerSGD: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024",
-        work=Work(
+        work=CodecWork(
             Counts("8 + 12*rank/d + 8*rank/bn", "payload + 8*rank/d + 4*rank/bn", "4*rank + 2*rank*rank/d"),
             Counts("payload", "4", "2*rank"),
         ),
@@ -35,7 +35,7 @@ ROWS: tuple[CodecRow, ...] = (
         state="sender: one fp32 factor of d * rank values per phase",
         source="after CompactFusion's low-rank compressor with INT4 factors, from memory; "
         "factors: Vogels et al., NeurIPS 2019",
-        work=Work(
+        work=CodecWork(
             Counts("8 + 12*rank/d + 8*rank/bn", "8*rank/d + 8*rank/bn", "4*rank + 2*rank*rank/d"),
             Counts("4*rank*(1/d + 1/bn)", "4", "2*rank"),
         ).around("inner.encode*rank*(1/d + 1/bn)", "inner.decode*rank*(1/d + 1/bn)"),

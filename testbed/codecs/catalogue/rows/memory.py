@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from testbed.codecs.catalogue.row import NO_WORK, CodecRow, Counts, Parameter, Work, codec, word
+from testbed.codecs.catalogue.row import NO_WORK, CodecRow, CodecWork, Counts, Parameter, codec, word
 
 _MICROBATCH = "one fp32 tensor per micro-batch and phase"
 _CLOSED = "both ends hold what the receiver last decoded"
@@ -14,7 +14,7 @@ _LATER_DOC = "what later visits send through inner; direct: the tensor itself, t
 _FIRSTS = ("inner", "fp32", "bf16", "half", "byte")
 _FIRST_DOC = "how a message key's first message is sent: through inner too, in full, as fp16 (half) or int8 (byte)"
 # The encoder subtracts P, encodes, decodes, and adds to P; the decoder adds to P and hands a copy over.
-_DELTA = Work(Counts("16", "8", "2"), Counts("8", "8", "1")).around("inner.encode + inner.decode")
+_DELTA = CodecWork(Counts("16", "8", "2"), Counts("8", "8", "1")).around("inner.encode + inner.decode")
 # The encoder adds E, encodes, decodes, and keeps what is left.
 _FEEDBACK = NO_WORK._replace(encode=Counts("16", "8", "2")).around("inner.encode + inner.decode")
 
@@ -48,8 +48,8 @@ ROWS: tuple[CodecRow, ...] = (
         bits="8 + 32/d",
         state=f"{_MICROBATCH}, forward",
         source="activation delta (Bedoya and Zhang), closed loop",
-        work=Work(Counts("16", "payload + 4", "12"), Counts("payload + 4", "8", "4")),
-        backward_work=Work(Counts("8", "payload", "13.25"), Counts("payload", "4", "3")),
+        work=CodecWork(Counts("16", "payload + 4", "12"), Counts("payload + 4", "8", "4")),
+        backward_work=CodecWork(Counts("8", "payload", "13.25"), Counts("payload", "4", "3")),
         law="bounded",
     ),
     _difference(
@@ -65,7 +65,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="as delta, in an open loop: the difference from the true previous tensor, so that errors add up",
         state=f"{_MICROBATCH}, forward: not the same at both ends",
         source="activation delta (Bedoya and Zhang), read naively",
-        work=Work(Counts("12", "8", "1"), Counts("8", "8", "1")).around(),
+        work=CodecWork(Counts("12", "8", "1"), Counts("8", "8", "1")).around(),
         law="none",
         control=True,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work, word
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, CodecWork, Counts, Parameter, word
 
 _SHARE_DOC = "the share of the values that is kept, 0.1 for a tenth; at least one of each row"
 _SHARE = Parameter("share", "float", REQUIRED, _SHARE_DOC, least=1e-4, most=1.0)
@@ -25,7 +25,7 @@ _TOPK = (
 
 _DRAWING = Counts("4 if channels else 24", "payload if channels else payload + 4", "2 if channels else 43")
 _DRAWN_AGAIN = Counts("payload if channels else payload + 20", "4 if channels else 8", "2 if channels else 43")
-_BY_MASK = Work(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3"))
+_BY_MASK = CodecWork(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3"))
 _MASK_KEPT = "a bit for each element of a micro-batch, until its gradient has passed"
 
 ROWS: tuple[CodecRow, ...] = (
@@ -36,7 +36,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="the largest magnitudes of each token, and their positions; gradients choose their own",
         bits=_TOPK,
         source="top-k of activations: Rudakov et al., arXiv 2401.07788",
-        work=Work(Counts("20", "payload", "16"), Counts("payload", "4", "3")),
+        work=CodecWork(Counts("20", "payload", "16"), Counts("payload", "4", "3")),
         law="support",
     ),
     CodecRow(
@@ -53,7 +53,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="g*(k*values*c*t + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) and w = round(g*n) "
         "and g = groups(d, c)*groups(bn, t) and c = min(channels, d) and t = min(tokens, bn)",
         source="after Block Top-k of OmniReduce (Fei et al., SIGCOMM 2021, not re-read), there of gradients",
-        work=Work(Counts("8", "payload", "3"), Counts("payload", "4", "2")),
+        work=CodecWork(Counts("8", "payload", "3"), Counts("payload", "4", "2")),
         law="support",
     ),
     CodecRow(
@@ -72,7 +72,7 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="at most: it depends on the values",
         source="hard threshold: Sahu et al., NeurIPS 2021; with a threshold that follows the stepsize: gamma-FedHT, "
         "arXiv 2505.12479",
-        work=Work(Counts("8", "payload", "5"), Counts("payload", "4", "3")),
+        work=CodecWork(Counts("8", "payload", "5"), Counts("payload", "4", "3")),
         law="bounded",
     ),
     CodecRow(
@@ -87,7 +87,7 @@ ROWS: tuple[CodecRow, ...] = (
         example="topk-chunk(0.0156)",
         bits="k*2 + (min(1, k*ceil(log2(c))) if 1 - k else 0) + 128/n where k = kept(share, c) and c = min(chunk, n)",
         source="SparseLoCo: Sarfi et al., arXiv 2508.15706, and its deployed code",
-        work=Work(Counts("20", "payload", "16 + 10*share"), Counts("payload", "4", "3 + 5*share")),
+        work=CodecWork(Counts("20", "payload", "16 + 10*share"), Counts("payload", "4", "3 + 5*share")),
         law="support",
     ),
     CodecRow(
@@ -103,7 +103,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="s*(k*(bits + 16/128) + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) "
         "and w = round(s*n) and s = groups(n, every)",
         source="CocktailSGD: Wang et al., ICML 2023",
-        work=Work(
+        work=CodecWork(
             Counts("4 + 20/every", "payload + 4/every", "(25 + 18 + 10*share)/every"),
             Counts("payload", "4", "3 + (25 + 2 + 4*share)/every"),
         ),
@@ -119,7 +119,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits=f"kept(share, {_AMONG})*values",
         state=_MASK_KEPT,
         source="re-used forward mask: Rudakov et al., arXiv 2401.07788",
-        work=Work(Counts("20", "payload + 1/8", "16"), Counts("payload", "4 + 1/8", "3")),
+        work=CodecWork(Counts("20", "payload + 1/8", "16"), Counts("payload", "4 + 1/8", "3")),
         backward_work=_BY_MASK,
         law="support",
         pairs=True,
@@ -134,7 +134,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits="kept(share, d)*values",
         state=_MASK_KEPT,
         source='"Beyond Top-K: structured sparsification" (MCDC at ICLR 2025), from a re-implementation',
-        work=Work(Counts("8", "payload + 1/8", "3"), Counts("payload", "4 + 1/8", "2")),
+        work=CodecWork(Counts("8", "payload + 1/8", "3"), Counts("payload", "4 + 1/8", "2")),
         backward_work=_BY_MASK,
         law="support",
         pairs=True,
@@ -146,7 +146,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="random values of each token, scaled up; both ends draw the positions from the message key",
         bits="kept(share, d)*values",
         source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
-        work=Work(
+        work=CodecWork(
             _DRAWING._replace(operations="(0 if channels else 41) + 2 + (14.5*share if bf16 else 0)"), _DRAWN_AGAIN
         ),
         law="unbiased",
@@ -158,7 +158,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="one random mask for activations and their gradient, drawn from the message key at both ends",
         bits="kept(share, d)*values",
         source="random masks of 90 and 95 %: arXiv 2609.14339, from a summary",
-        work=Work(_DRAWING, _DRAWN_AGAIN),
+        work=CodecWork(_DRAWING, _DRAWN_AGAIN),
         law="support",
     ),
 )
