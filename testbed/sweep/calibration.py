@@ -268,7 +268,6 @@ def _run(job: CalibrationJob) -> CalibrationDone:
     processor, hold = choose_processor(idlest_first(before, read_processors(), os.sched_getaffinity(0)))
     folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
     path = folder / ".calibration.json"  # one measures at a time (`environment.hold_machine`)
-    heard: list[str] = []
     try:
         results.write_json(path, job.model_copy(update={"processor": processor}))
         task = Task(
@@ -278,17 +277,15 @@ def _run(job: CalibrationJob) -> CalibrationDone:
             memory_bytes=0,
             attempt="calibrate this machine",
         )
-        with closing(execute([task], heard=lambda _, line: heard.append(line), options=host_options())) as ended:
-            for result in ended:
-                if result.error is not None:
-                    raise result.error
+        with closing(execute([task], options=host_options())) as ended:
+            (result,) = ended
     finally:
         path.unlink(missing_ok=True)
         if hold is not None:
             hold.close()
-    if not heard:
-        raise StageError("cannot calibrate this machine: the program ended without an answer")
-    return CalibrationDone.model_validate_json(heard[-1])
+    if result.error is not None:
+        raise result.error
+    return CalibrationDone.model_validate_json(result.said)
 
 
 def _now() -> str:

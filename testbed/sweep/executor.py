@@ -20,7 +20,6 @@ from testbed.pipeline.memory import available_memory
 from testbed.process import failed, start_program
 from testbed.units import format_size
 
-_LONGEST_LINE = 1 << 20
 _SHARE = 0.9
 """Of the memory that is available before the first task starts, what tasks may take."""
 
@@ -44,6 +43,8 @@ class TaskResult(NamedTuple):
     task: Task
     error: TestbedError | None
     """None: it ended well. SpecError where the user can mend it, else StageError with its last words."""
+    said: str
+    """What it printed."""
 
 
 @dataclass
@@ -51,14 +52,13 @@ class _Running:
     task: Task
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    line: bytearray = field(default_factory=bytearray)
+    said: bytearray = field(default_factory=bytearray)
 
 
 def execute(
     tasks: Sequence[Task],
     *,
     at_once: int | None = None,
-    heard: Callable[[Task, str], None] = lambda task, line: None,
     note: Callable[[str], None] = lambda message: None,
     options: Mapping[str, Any] | None = None,
     available_bytes: Callable[[], int] | None = None,
@@ -69,8 +69,8 @@ def execute(
     what they ran, and nothing is shared but files.
 
     `at_once`: how many at most; None: one per core that this process may use. Fewer run where predicted memory does
-    not fit into what is available, which `note` is told once. `heard` is told each line that a task prints. `options`
-    go to `process.start_program`. A task that dies costs its own result only. All end when the iterator is closed, by
+    not fit into what is available, which `note` is told once. `options` go to
+    `process.start_program`. A task that dies costs its own result only. All end when the iterator is closed, by
     Ctrl-C for instance, and when the thread that runs it ends, however that happens.
     """
     limit = at_once or len(os.sched_getaffinity(0))
@@ -93,9 +93,8 @@ def execute(
                 selector.register(one.process.stdout, selectors.EVENT_READ, one)
             for key, _ in selector.select():
                 one = key.data
-                content = os.read(key.fd, 1 << 16)
-                if content:
-                    _hear(one, content, heard)
+                if content := os.read(key.fd, 1 << 16):
+                    one.said += content
                     continue
                 selector.unregister(key.fileobj)
                 result = _finished(one)
@@ -125,22 +124,15 @@ def _start(task: Task, options: Mapping[str, Any]) -> _Running:
     return _Running(task, process, errors)
 
 
-def _hear(one: _Running, content: bytes, heard: Callable[[Task, str], None]) -> None:
-    one.line += content
-    *lines, rest = one.line.split(b"\n")
-    one.line = bytearray(rest[:_LONGEST_LINE])
-    for line in lines:
-        heard(one.task, line.decode(errors="replace"))
-
-
 def _finished(one: _Running) -> TaskResult:
     """Wait for a process that has closed its output, and say how it ended."""
     status = one.process.wait()
     assert one.process.stdout is not None
     one.process.stdout.close()
     with one.errors:
-        said = os.pread(one.errors.fileno(), os.fstat(one.errors.fileno()).st_size, 0)
-    return TaskResult(one.task, failed(one.task.attempt, StageError, status, said) if status else None)
+        words = os.pread(one.errors.fileno(), os.fstat(one.errors.fileno()).st_size, 0)
+    error = failed(one.task.attempt, StageError, status, words) if status else None
+    return TaskResult(one.task, error, one.said.decode(errors="replace"))
 
 
 def _end(running: Any) -> None:

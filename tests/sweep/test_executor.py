@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from testbed.errors import SpecError, StageError
 from testbed.process import ROOT
 from testbed.sweep.executor import Task, execute
 from tests.forked import is_gone, is_running
-from tests.known import known
 
 
 def a_task(folder: Path, name: str, action: str = "nothing", memory_bytes: int = 1) -> Task:
@@ -28,12 +28,7 @@ OPTIONS = {"cwd": ROOT}
 def test_a_task_that_fails_costs_its_own_result_only(tmp_path: Path) -> None:
     actions = {"one": "nothing", "two": "refuse", "three": "crash", "four": "die", "five": "nothing"}
     tasks = [a_task(tmp_path, name, action) for name, action in actions.items()]
-    lines: dict[str, list[str]] = {}
-
-    def heard(task: Task, line: str) -> None:
-        lines.setdefault(task.name, []).append(line)
-
-    results = execute(tasks, at_once=2, heard=heard, options=OPTIONS)
+    results = list(execute(tasks, at_once=2, options=OPTIONS))
     errors = {result.task.name: result.error for result in results}
     assert errors.keys() == actions.keys()
     assert errors["one"] is errors["five"] is None
@@ -42,7 +37,7 @@ def test_a_task_that_fails_costs_its_own_result_only(tmp_path: Path) -> None:
     assert isinstance(errors["three"], StageError)
     assert str(errors["three"]).endswith("RuntimeError: a bug")
     assert "status -9 (SIGKILL)" in str(errors["four"])
-    assert lines == {name: [f"hello from {name}"] for name in actions}
+    assert all(result.said == f"hello from {result.task.name}\n" for result in results)
 
 
 def test_tasks_run_side_by_side(tmp_path: Path) -> None:
@@ -76,16 +71,16 @@ import sys
 from pathlib import Path
 from tests.sweep.test_executor import OPTIONS, a_task, execute
 tasks = [a_task(Path(sys.argv[1]), name, "sleep") for name in ("one", "two")]
-for result in execute(tasks, at_once=2, heard=lambda task, line: print(line, flush=True), options=OPTIONS): pass
+for result in execute(tasks, at_once=2, options=OPTIONS): pass
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_program_ends_its_tasks(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
-        for _ in range(2):  # both have begun
-            known(program.stdout).readline()
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as program:
+        while len([path for path in tmp_path.glob("*.began") if path.read_text()]) < 2:
+            time.sleep(0.02)
         os.kill(program.pid, number)
         program.wait(20)
     pids = [int(path.read_text()) for path in tmp_path.glob("*.began")]
