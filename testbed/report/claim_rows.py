@@ -12,8 +12,9 @@
     why = "delay and schedule are not stated"
 
 A number is a function `NAME(folder, **with)` that returns *facts* by name, or several of them (each becomes a claim),
-or None where the CSVs of the folder lack the arms. Text may hold any fact in braces, as `str.format` has it; a format
-that ends with % puts a space before it. These facts have a meaning here:
+or None where the CSVs of the folder lack the arms. Text may hold any fact in braces, as `str.format` has it:
+{share:.1%}, {row.column}, {ends[0]}; a format that ends with % puts a space before it, and a literal brace is doubled.
+These facts have a meaning here:
 
 value, low, high   what was measured and the ends of its interval; without ends it is exact
 interval           the interval in words; without it "exact", or what `judgement` says
@@ -112,19 +113,17 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
         where = f"{path}, claim {number}"
         try:
             row = ClaimRow.model_validate(shared | table)
-            made += [_claim(row, facts) for facts in facts_of(row, program, folder)]
+            made += [_claim(row, facts, where) for facts in facts_of(row, program, folder)]
         except ValidationError as error:
             raise explain(error, ClaimRow, where) from None
-        except KeyError as error:
-            raise SpecError(f"{where}, has something that is not there: {error}") from error
     return made
 
 
 def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:
-    """Yield the facts of each claim of a row, with those that have a meaning here. KeyError without such a number."""
+    """Yield the facts of each claim of a row, with those that have a meaning here. SpecError without such a number."""
     measure = program.get(row.number) or getattr(predicted, row.number, None)
     if row.number and measure is None:
-        raise KeyError(row.number)
+        raise SpecError(f"the claim {row.claim!r} is measured by {row.number!r}, and figures.py has no such function")
     found = measure(folder, **row.arguments) if measure else {}
     for facts in () if found is None else [found] if isinstance(found, Mapping) else found:
         judgement: Judgement | None = facts.get("judgement")
@@ -144,9 +143,10 @@ class _Words(string.Formatter):
         return f"{text[:-1]} %" if format_spec.endswith("%") else text
 
 
-def _claim(row: ClaimRow, facts: Facts) -> Claim:
-    said = {
-        name: _Words().vformat(getattr(row, name), (), facts)
-        for name in ("claim", "source", "published", "ours", "interval", "why")
-    }
-    return Claim(**said, verdict=row.decided(facts), command=row.command)
+def _claim(row: ClaimRow, facts: Facts, where: str) -> Claim:
+    names = ("claim", "source", "published", "ours", "interval", "why")
+    try:
+        said = {name: _Words().vformat(getattr(row, name), (), facts) for name in names}
+        return Claim(**said, verdict=row.decided(facts), command=row.command)
+    except (KeyError, AttributeError, IndexError, TypeError) as error:
+        raise SpecError(f"{where}, names a fact that is not there: {error!r}; there are {', '.join(facts)}") from error

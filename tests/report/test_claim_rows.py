@@ -86,7 +86,7 @@ def test_a_row_is_a_claim_for_each_of_its_facts(tmp_path: Path) -> None:
         (('at_least = "at"', ""), "is decided by nothing; state one of at_least"),
         (('at_least = "at"', "at_least = 1.0\nat_most = 1.0"), "at_least and at_most"),
         (("{value:.1%}", "{values}"), "claim 1.*'values'"),
-        (('number = "gain"', 'number = "gains"'), "claim 1.*'gains'"),
+        (('number = "gain"', 'number = "gains"'), "measured by 'gains', and figures.py has no such"),
         (("claim =", "claims ="), "there is no key 'claims'"),
     ],
 )
