@@ -574,7 +574,7 @@ class Summary(Frozen):
     step_interval_s: tuple[float, float] | None = None
     """95 % interval of the median (`metrics.statistics`)."""
     ideal_step_s: float | None
-    """Critical path of the schedule from measured compute, counted bytes and the profile's pipe formula; median."""
+    """Critical path of the schedule from measured compute and coding, counted bytes and the pipe formula; median."""
     efficiency: float | None
     """ideal / measured, median of the steps' ratios."""
     tokens_per_s: float | None

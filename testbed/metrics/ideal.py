@@ -41,8 +41,8 @@ _Took = dict[tuple[_Owner, type], int]
 
 
 class RecordedSteps:
-    """Steps of a job, as all places recorded them. An action of the records decodes, computes and encodes for as long
-    as it did in all, the first time that it does so.
+    """Steps of a job, as all places recorded them. The total time that an action of the records decoded, computed and
+    encoded is charged once each, at its first such operation.
     """
 
     def __init__(self, job: Job, nodes: Sequence[Node], took: Sequence[Sequence[_Took]], first: int = 0) -> None:

@@ -6,8 +6,8 @@ message crosses one queue; in a star its sender's uplink and then its receiver's
 and forwarded. Packets are not simulated one by one: a message is a stretch of time in each queue.
 
 What this bounds. Messages of one sender to one receiver follow each other. Where those of several share a queue, nobody
-knows how TCP divides it, so each is as early as the better of two orders lets it be: after all that came before it, or
-after all that would have ended before it had each been alone. Nothing is lost, late by chance, acknowledged or held
+knows how TCP divides it, so each message gets the earlier of two finish times: first come, first served, or ordered by
+when each message would finish alone. Nothing is lost, late by chance, acknowledged or held
 back by a window. With one flow in each queue it is exact. With several, all that a node gets is there no later than by
 packets that are sent in the order in which they come, and so is each message, unless another that is ahead of its turn
 at a shared uplink comes before it at the next queue (a test holds them to that); and messages of one size that are
@@ -58,7 +58,7 @@ class _Queue:
         busy = self._busy
         if first_ns > busy.end_ns:
             busy = self._busy = _Busy(first_ns)
-        elif first_ns < busy.begin_ns:  # the uplinks are no equally long
+        elif first_ns < busy.begin_ns:  # the uplinks differ in length
             earlier_ns = busy.begin_ns - first_ns
             busy.begin_ns -= earlier_ns
             busy.as_came_ns -= earlier_ns

@@ -225,7 +225,7 @@ def efficiency(group: Group, foot: str) -> Drawing:
         axes.set_xlabel("ideal / measured")
     caption = (
         "Median of the steps' own ratios. The ideal is the critical path of the schedule, from the compute and codec "
-        "times that were measured, the bytes that were sent, and the rate and delay that the profile asks for. What "
-        "is missing to 1 went to TCP, to losses, and to the machine."
+        "times that were measured, the bytes that were sent, and the rate and delay that the profile asks for. The "
+        "gap to 1 is TCP, packet loss and host overhead."
     )
     return Drawing("efficiency", title, caption, figure)
