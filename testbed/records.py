@@ -476,6 +476,8 @@ class LabRecord(Frozen):
     links: tuple[LinkRecord, ...]
     played_at_ns: int | None
     """When the run began and the links' schedules and traces with it; None where the lab was not played."""
+    link_seed: int | None = None
+    """What was added to the seeds of links that draw at random; None where that was not noted."""
 
 
 # ------------------------------------------------------------------ counters.jsonl

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import testbed
 from testbed import paths, results
 from testbed.codecs.catalogue import placement, table
-from testbed.errors import ResultsError, StageError, UserError
+from testbed.errors import ResultsError, UserError
 from testbed.frozen import Frozen, canonical_json
 from testbed.jobs.kind import JobKind
 from testbed.pipeline.calibration import CalibrationDone, CalibrationJob, TimedRecipe, timed

@@ -122,7 +122,7 @@ class _VirtualRunner(RunRecorder):
         """Boot a guest that makes the run, and follow it to its end. StageError, or SpecError for what the user can
         mend, where it fails. `links`: what was certified.
         """
-        self.known["floor"] = floor_of(self.cell.workload, tokens)
+        self.known["floor"], self.link_seed = floor_of(self.cell.workload, tokens), link_seed
         with ExitStack() as stack:
             aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-live-")))
             order = LiveRun(

@@ -8,10 +8,10 @@ durations are in calibration.json, traces in traces/.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -177,12 +177,18 @@ class LinkSeeds:
     """Seeds for the links of runs: of a cell whose links draw at random, each run has another."""
 
     def __init__(self, folder: Path, runs: Iterable[Cell]) -> None:
-        self._next = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
+        self._unused = {cell.id: _unused(results.finished_runs(folder, cell.id)) for cell in runs if cell.by_chance}
 
     def take(self, cell: Cell) -> int:
         """Return the seed of the cell's next run."""
-        self._next[cell.id] += 1
-        return self._next[cell.id] - 1 if cell.by_chance else 0
+        return next(self._unused[cell.id]) if cell.by_chance else 0
+
+
+def _unused(done: Iterable[results.Run]) -> Iterator[int]:
+    """Yield the seeds that none of these runs had, whichever of them were lost when a sweep was killed."""
+    noted = [(number, run.lab.link_seed) for number, run in enumerate(done)]
+    used = {number if seed is None else seed for number, seed in noted}
+    return (seed for seed in itertools.count() if seed not in used)
 
 
 @dataclass
@@ -205,7 +211,8 @@ class _Player:
 
     def __post_init__(self) -> None:
         self._traces: dict[Path, Trace] = {}
-        self._seeds = LinkSeeds(self.folder, self.runs)
+        seeds = LinkSeeds(self.folder, self.runs)
+        self._link_seeds = [seeds.take(cell) for cell in self.runs]
         self._machine = describe_machine()
 
     def job(self, number: int) -> PlayJob:
@@ -222,7 +229,7 @@ class _Player:
         return PlayJob(
             trace=path,
             lab=lab,
-            link_seed=self._seeds.take(cell),
+            link_seed=self._link_seeds[number],
             steps=trace.steps,
             output=self.aside / f"{number}.played",
         )
@@ -253,6 +260,7 @@ class _Player:
         cell = self.runs[progress.job]
         self.progress.begin(cell, self.numbers[progress.job])
         run = RunRecorder(self.folder, cell, self.progress, self._machine)
+        run.link_seed = self._link_seeds[progress.job]
         try:
             steps = self._keep(run, progress.outcome)
         except TestbedError as error:

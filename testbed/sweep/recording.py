@@ -23,6 +23,7 @@ class RunRecorder:
         """Make the next run's folder in an experiment's. `machine`: what `describe_machine` said; None: it is asked."""
         self.run, self.cell, self.progress = results.new_run(folder, cell), cell, progress
         self.lab: LabRecord | None = None
+        self.link_seed: int | None = None
         self.certificates: RunCertificates | None = None
         self.known: dict[str, Any] = {}
         """What else `metrics.summarise` is told."""
@@ -34,8 +35,8 @@ class RunRecorder:
 
     def note_lab(self, lab: LabRecord) -> None:
         """Keep what the lab is."""
-        self.lab = lab
-        results.write_json(self.run.folder / "lab.json", lab)
+        self.lab = lab.model_copy(update={"link_seed": self.link_seed})
+        results.write_json(self.run.folder / "lab.json", self.lab)
 
     def note_certificates(self, certificates: RunCertificates) -> None:
         """Keep what is known of the links by now."""

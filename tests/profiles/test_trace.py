@@ -259,7 +259,7 @@ def test_the_steps_of_a_trace_carry_what_the_trace_does(
     offset_ms %= times[-1]
     file = tmp_path_factory.getbasetemp() / "some.trace"
     file.write_text(trace.format_trace(times), encoding="ascii")
-    record = profiles.Trace(
+    record = profiles.RateTrace(
         file="x",
         digest=trace.read_trace(file).digest,
         length_ms=times[-1],

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.results import Order
+from testbed.profiles import load_profile
+from testbed.results import Order, write_json
 from testbed.spec import Cell
-from testbed.sweep import conduct
-from tests.synthetic import cell, pipe, profile
+from testbed.sweep import conduct, playing
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 _NETWORKS = tuple(profile(f"n{index}", up=pipe(10_000_000 + 8_000 * index, 0)) for index in range(4))
 _CODECS = ("fp32", "bf16", "int8", "delta-int8")
@@ -83,3 +85,15 @@ def test_what_was_made_is_left_out_first_to_last_and_the_rest_keeps_its_order(
     assert conduct.runs_left(runs, done) == [
         one for place, one in enumerate(runs) if runs[:place].count(one) >= done[one.id]
     ]
+
+
+def test_a_killed_sweep_goes_on_with_the_seeds_that_no_finished_run_had(tmp_path: Path) -> None:
+    """Runs end in any order: that of seed 1 may be there while that of seed 0 was lost."""
+    lossy = load_profile("link(20Mbit, 10ms, loss=1%)")
+    drawn, still = cell("int8", lossy), cell("int8", _NETWORKS[0])
+    run = write_run(tmp_path, drawn, Pipeline(lossy))
+    write_json(run.folder / "lab.json", run.lab.model_copy(update={"link_seed": 1}))
+    seeds = playing.LinkSeeds(tmp_path, [drawn, still])
+    assert [seeds.take(one) for one in (drawn, drawn, still, drawn)] == [0, 2, 0, 3]
+    write_run(tmp_path, drawn, Pipeline(lossy))  # by an older version, which noted none: the second run's was 1
+    assert playing.LinkSeeds(tmp_path, [drawn]).take(drawn) == 0
