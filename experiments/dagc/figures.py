@@ -112,7 +112,7 @@ def rounds(folder: Path) -> Iterator[Facts]:
             ours = f"{found.value:.2f} times as fast"
             said = "{:.1f} rounds in the mean against {:.1f}".format(*means)
             said = experiments.open_words(said, found, seed_s(), LARGEST_GAIN)
-        interval = "" if found is None or found.interval is None else f"{found.interval_words}, 95 %, {found.n} seeds"
+        interval = "" if found is None or found.interval is None else experiments.interval_words(found)
         yield {"judgement": found, "setting": words, "ours": ours, "said": said, "interval": interval}
 
 

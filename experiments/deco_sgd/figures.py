@@ -271,7 +271,7 @@ def sooner(folder: Path, base: str, effect: float, least: bool = False) -> Itera
             "sooner": verdicts.count("holds"),
             "later": verdicts.count("fails"),
             "pair": f"ratio {ratio:g} and staleness {staleness}",
-            "interval": f"{_claim_interval(judged[network])}, at {_words(network)}",
+            "interval": f"{experiments.interval_words(judged[network])}, at {_words(network)}",
             "open": _open(judged[network]),
         }
 
@@ -322,10 +322,6 @@ def _seeds(judged: Judgement) -> str:
 
 def _range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
-
-
-def _claim_interval(found: Judgement) -> str:
-    return f"{found.interval_words}, 95 %, {found.n} seeds"
 
 
 def _interval(ends: Any, form: str = "{:.2f}") -> str:

@@ -254,9 +254,8 @@ def sooner(folder: Path, ours: str, base: str = "") -> Iterator[Facts]:
         other = base or found.best_static(network)
         if found.steps[network, ours] and found.steps[network, other]:
             judged = against(found, network, ours, other, 1.0)
-            ends = f"{judged.interval_words}, 95 %, {judged.n} seeds"
             about = {"network": network, "other": other, "shown": _why(judged)}
-            yield {"judgement": judged, "interval": ends, **about}
+            yield {"judgement": judged, **about}
 
 
 def _settled(folder: Path, rate: str) -> Any:

@@ -308,7 +308,7 @@ def everywhere(folder: Path, kinds: Sequence[Sequence[str]], base: Sequence[str]
     at = judged[least]
     return {
         "value": at.value, "low": low, "high": high, "most": max(each.value for each in judged.values()),
-        "interval": f"{at.interval_words}, 95 %, {at.n} seeds, at {least.words}, where it is least",
+        "interval": f"{experiments.interval_words(at)}, at {least.words}, where it is least",
         "links": len(judged), "sooner": verdicts.count("holds"), "later": verdicts.count("fails"),
         "parameters": next(iter(found.rows.values())).values,
         "unresolved": f"; {experiments.more_seeds(open_[0], seed_s())}" if open_ else "",

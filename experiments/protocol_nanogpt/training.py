@@ -114,9 +114,7 @@ def steps_needed(folder: Path) -> Facts | None:
         return None
     why = f"the long run passes that loss while its rate is still large, so fewer steps may do; {_SCALE}"
     pair_s = TRAINING_S * (1 + losses.longer / losses.equal)
-    seeds = "" if found.interval is None else f", 95 %, {found.n} seeds"
-    said = {"ends": f"{found.interval_words}{seeds}", "shown": experiments.open_words(why, found, pair_s)}
-    return {"judgement": found, **records, **said}
+    return {"judgement": found, **records, "shown": experiments.open_words(why, found, pair_s)}
 
 
 def answer(folder: Path) -> str:

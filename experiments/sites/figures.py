@@ -286,9 +286,8 @@ def _sooner(found: Results, ours: str | None, base: str | None, why: str, effect
     if ours is None or base is None or not found.seconds(ours) or not found.seconds(base):
         return None
     judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), effect)
-    ends = f"{judged.interval_words}, 95 %, {judged.n} seeds"
     shown = experiments.open_words(why, judged, seed_s())
-    return {"judgement": judged, "bound": effect, "ours": ours, "base": base, "ends": ends, "shown": shown}
+    return {"judgement": judged, "bound": effect, "ours": ours, "base": base, "shown": shown}
 
 
 def _best(order: Sequence[str]) -> dict[str, str | None]:

@@ -214,7 +214,8 @@ def interval_words(found: Judgement) -> str:
     """Return the interval of a judgement in the words of a claim."""
     if found.interval is None or found.exact:
         return found.interval_words
-    return f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
+    form = "{:+.3f} to {:+.3f}".format(*found.interval) if found.measure == "loss" else found.interval_words
+    return f"{form}, 95 %, {found.n} seeds"
 
 
 def times_smaller(found: Judgement, form: str = "{:.3g}") -> tuple[str, str]:
