@@ -2,7 +2,8 @@
 # make check    run the tests that need no privilege, no network and little time: about four minutes
 # make test     test what this machine can test, with a rotating quarter of the slow tests: four runs in a row cover them
 #               all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). Tests decided by time run in
-#               a guest with a virtual clock (python -m testbed vm --build), and are skipped without one
+#               a guest with a virtual clock
+# make examples test what needs hivemind, Flower or torchft, in an environment of its own; needs no root
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #
@@ -31,9 +32,11 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12)
 BROKEN := $(shell [ ! -e .venv/.python ] || .venv/bin/python -c '' 2>/dev/null || echo yes)
-PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP := .venv/bin/python $(INSTALL) --constraint constraints.txt
+PIP_EXAMPLES := .venv-examples/bin/python $(INSTALL) --constraint examples/constraints.txt
 
-.PHONY: help sweep check test lint clean FORCE
+.PHONY: help sweep check test examples lint clean FORCE
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -47,6 +50,10 @@ check: .venv/.test
 test: .venv/.test
 	$(TEST) $(WORKERS) $(ARGS)
 
+examples: .venv-examples/.made
+	TESTBED_PART=all TESTBED_REQUIRE='hivemind,flower,torchft,$(TESTBED_REQUIRE)' .venv-examples/bin/python -m pytest --durations=5 \
+	  -m 'hivemind or flower or torchft' tests/examples tests/torch_codecs $(ARGS)
+
 lint: .venv/.lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -56,11 +63,15 @@ lint: .venv/.lint
 # torch first and alone: it is by far the largest, and its constraint also fits a build of one's own (2.13.0+cpu).
 .venv/.test: .venv/.python pyproject.toml constraints.txt
 	@echo 'Installing into .venv (once; some minutes on a slow line) ...'
-	@# The kernel of the virtual clock is compiled meanwhile; it needs nothing that is installed here. What fails is said by
-	@# the sweep, which then tries again.
-	@[ '$(MAKECMDGOALS)' != sweep ] || .venv/bin/python -m testbed.vm.build >.venv/kernel.log 2>&1 &
 	$(PIP) $(PIP_TORCH) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+.venv-examples/.made: .venv/.python pyproject.toml examples/constraints.txt
+	@echo 'Installing into .venv-examples (once; some minutes on a slow line) ...'
+	.venv/bin/python -m venv --clear .venv-examples
+	$(PIP_EXAMPLES) $(PIP_TORCH) "$$(grep '^torch==' examples/constraints.txt)"
+	$(PIP_EXAMPLES) --editable '.[examples]'
 	@touch $@
 
 .venv/.lint: .venv/.test
@@ -84,5 +95,5 @@ lint: .venv/.lint
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-examples .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find testbed tests -name __pycache__ -type d -prune -exec rm -rf {} +

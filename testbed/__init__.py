@@ -1,7 +1,7 @@
-"""testbed: what does a codec do to wall-clock time and convergence when one model is trained over slow links?
+"""testbed measures the effect of codecs on wall-clock time and convergence when a model is trained over slow links.
 
-The flow is one way: experiment files -> `sweep.plan` -> `Cell` -> training, calibration, trace and player (or, live, a
-lab and stage hosts) -> result files -> `metrics` -> `report`.
+Data flows one way: experiment files -> `sweep.plan` -> `Cell` -> training, calibration, trace and player (live: a lab
+and stage hosts) -> result files -> `metrics` -> `report`.
 
 In a notebook: `testbed.run_cell(codec="int8", profile="cable")`, `testbed.load("results/default")`,
 `testbed.steps(FOLDER)`.
@@ -17,9 +17,9 @@ _NOTEBOOK = ("load", "run_cell", "steps")
 
 
 def __getattr__(name: str) -> Any:
-    """Import the notebook's functions when they are used: everything else that imports testbed does not need pandas."""
+    """Import the notebook's functions on first use, so that other users of testbed do not import pandas."""
     if name in _NOTEBOOK:
-        # By name: every module imports this one, and none may depend on what lies above it.
+        # By name: every module imports this one, so it must not depend on higher layers.
         return getattr(importlib.import_module("testbed.notebook"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,88 +1,92 @@
-"""The command line: one app, made of `testbed.commands`. Decides nothing that changes a number."""
+"""The command line: one app, assembled from `testbed.commands`. Nothing here affects a measured number."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from testbed.commands import (
-    bench,
-    codecs,
-    devices,
-    docs,
-    export,
-    lab,
-    play,
-    predict,
-    profiles,
-    rate_traces,
-    reproduce,
-    sweep,
-    traces,
-    vm,
-)
 from testbed.commands.console import err, say
-from testbed.errors import TestbedError, UserError
+from testbed.errors import UserError, explained
 
-app = typer.Typer(
-    name="testbed",
-    help="Measure what activation codecs do to wall-clock time and convergence over slow links.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 _INTERRUPTED = 130
+_COMMANDS: Final = {
+    "doctor": "lab.doctor",
+    "link": "lab.link",
+    "plan": "sweep.plan",
+    "run": "sweep.run",
+    "sweep": "sweep.sweep",
+    "report": "sweep.report",
+    "export": "export.export",
+    "reproduce": "reproduce.reproduce",
+    "docs": "docs.docs",
+    "profiles": "profiles.list_profiles",
+    "devices": "devices.list_devices",
+    "record": "devices.record",
+    "exec": "execute.execute",
+    "play": "play.play",
+    "predict": "predict.predict",
+    "chaos": "chaos.chaos",
+    "lab": "lab.stand",
+    "shell": "lab.shell",
+    "vm": "vm.vm",
+    "bench": "bench.app",
+    "codecs": "codecs.app",
+    "rate-trace": "rate_traces.app",
+    "trace": "traces.app",
+}
+"""Where in `testbed.commands` a command is, in the order of --help."""
+_OTHERS_WORDS: Final = ("exec", "shell", "vm")
+"""Commands that pass on what follows the first word that is no option."""
 
 
 class _State:
     debug = False
 
 
-@app.callback()
 def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
     _State.debug = debug
 
 
-for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export):
-    app.command()(command)
-app.command()(reproduce.reproduce)
-app.command()(docs.docs)
-app.command("profiles")(profiles.list_profiles)
-app.command("devices")(devices.list_devices)
-app.command()(devices.record)
-app.command()(play.play)
-app.command()(predict.predict)
-app.command("lab")(lab.stand)
-app.command(context_settings={"allow_interspersed_args": False})(lab.shell)
-app.command(context_settings={"allow_interspersed_args": False})(vm.vm)
-app.add_typer(bench.app, name="bench")
-app.add_typer(codecs.app, name="codecs")
-app.add_typer(rate_traces.app, name="rate-trace")
-app.add_typer(traces.app, name="trace")
+def make_app(*names: str) -> typer.Typer:
+    """Return the app with these commands, or with all. Only their modules are imported."""
+    app = typer.Typer(
+        name="testbed",
+        help="Measure how codecs change wall-clock time and convergence when training over slow links.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        callback=_options,
+    )
+    for name in names or _COMMANDS:
+        module, _, place = _COMMANDS[name].partition(".")
+        command = getattr(importlib.import_module(f"testbed.commands.{module}"), place)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, context_settings={"allow_interspersed_args": name not in _OTHERS_WORDS})(command)
+    return app
 
 
 def main() -> None:
-    """Run the command line; errors become one message and an exit status: 2 the user's, 1 ours, 130 interrupted."""
+    """Run the command line. An error becomes one message and an exit status: 2 user error, 1 ours, 130 interrupted."""
     try:
-        app(standalone_mode=True)
-    except TestbedError as error:
-        if _State.debug:
-            raise
-        label = "error" if isinstance(error, UserError) else "failed"
-        say(f"testbed: {label}: {error}", on=err, style="red")
-        sys.exit(error.exit_status)
+        named = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        make_app(*([named] if named in _COMMANDS else []))(standalone_mode=True)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has caught the KeyboardInterrupt
-            say(
-                "testbed: interrupted; nothing was left running. The same command goes on with what is missing.", on=err
-            )
+            say("testbed: interrupted; nothing is left running. The same command resumes the unfinished work.", on=err)
         raise
     except Exception as error:
         if _State.debug:
             raise
-        fault = "a fault of testbed: run again with --debug and report what it prints"
+        if (told := explained(error)) is not None:
+            label = "error" if isinstance(told, UserError) else "failed"
+            say(f"testbed: {label}: {told}", on=err, style="red")
+            sys.exit(told.exit_status)
+        fault = "a bug in testbed: run again with --debug and report the traceback"
         say(f"testbed: failed: {type(error).__name__}: {error} ({fault})", on=err)
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""What holds something until it is closed: `with` closes it."""
+"""Base class of objects with a `close` method that `with` calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class Closing:
-    """Base of a context manager whose `close` undoes what it holds."""
+    """Base of a context manager whose `close` releases its resources."""
 
     def close(self) -> None:
-        """Give up what is held. Safe to call twice."""
+        """Release all resources. Safe to call twice."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

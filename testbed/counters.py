@@ -1,6 +1,6 @@
-"""What network devices have carried, as the kernel counts it: for stages, which read their own, and for whole labs.
+"""The kernel's traffic counters of network devices, for stages, which read their own, and for whole labs.
 
-Reading needs no privilege and touches no packet.
+Reading them needs no privilege and touches no packet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed.records import CountersRecord
 
 
 class DeviceRow(NamedTuple):
-    """What a device has carried since it was made, in its own bytes (on veth, with Ethernet headers)."""
+    """Traffic of a device since its creation, in its own bytes (on veth, including Ethernet headers)."""
 
     received_bytes: int
     received_packets: int
@@ -26,7 +26,7 @@ class DeviceRow(NamedTuple):
 
 
 def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
-    """Read the rows of a /proc/net/dev, by the devices' names: 8 numbers received, then 8 sent."""
+    """Parse the rows of a /proc/net/dev by device: 8 numbers received, then 8 sent."""
     rows = {}
     for line in table.split(b"\n")[2:]:
         name, _, fields = line.partition(b":")
@@ -37,14 +37,14 @@ def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
 
 
 class DeviceTable(Closing):
-    """/proc/net/dev of the network namespace that the calling thread is in at first; a context manager."""
+    """/proc/net/dev of the calling thread's network namespace at construction; a context manager."""
 
     def __init__(self) -> None:
-        # Of the thread, not of the process: a thread may have entered another namespace. The file stays bound to it.
+        # The thread's, not the process's: a thread may have entered another namespace. The file stays bound to it.
         self._file = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> dict[str, DeviceRow]:
-        """Read every device's row, by its name."""
+        """Read the row of every device, by name."""
         at, parts = 0, []
         while part := os.pread(self._file, 65536, at):
             parts.append(part)
@@ -58,12 +58,12 @@ class DeviceTable(Closing):
 
 
 class DeviceCounters(Closing):
-    """Counters of some devices of one namespace, added up, in bytes of IP packets; a context manager."""
+    """Summed counters of some devices of one namespace, in bytes of IP packets; a context manager."""
 
     def __init__(self, devices: Sequence[str], overhead_bytes: int) -> None:
-        """Count from now. `overhead_bytes` is what each device counts on top of each IP packet: 14 on veth, 0 on TUN.
+        """Count from now. `overhead_bytes`: bytes counted in addition to each IP packet, 14 on veth, 0 on TUN.
 
-        LabError when a device is not there.
+        LabError if a device does not exist.
         """
         self.devices, self.overhead_bytes = tuple(devices), overhead_bytes
         self._table = DeviceTable()
@@ -83,7 +83,7 @@ class DeviceCounters(Closing):
         return [sum(numbers) for numbers in zip(*(rows[device] for device in self.devices), strict=True)]
 
     def read(self) -> CountersRecord:
-        """Read what has crossed the devices since this object was made. LabError when one has gone."""
+        """Read the traffic of the devices since this object was created. LabError if a device has disappeared."""
         new = DeviceRow(*(now - then for now, then in zip(self._sums(), self._base, strict=True)))
         return CountersRecord(
             sent_bytes=new.sent_bytes - self.overhead_bytes * new.sent_packets,

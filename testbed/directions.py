@@ -1,4 +1,4 @@
-"""The two directions of a link, for everything that names them: profiles, plans, relay, probe, records and reports."""
+"""The two directions of a link, as named by profiles, plans, relay, probe, records and reports."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ LinkDirection = Literal["up", "down"]
 LINK_DIRECTIONS: tuple[LinkDirection, LinkDirection] = ("up", "down")
 
 EitherOrBoth = Literal[LinkDirection, "both"]
-"""What one measurement is about: a round trip is about both."""
+"""Directions covered by a measurement: a round trip covers both."""

@@ -1,12 +1,11 @@
-"""Start programs of ours as forks of a process that has loaded what they need, so that each starts at once.
+"""Starts testbed programs instantly, as forks of a process that has already imported what they need.
 
-To import torch and the models takes five seconds of a processor. `popen` is called like subprocess.Popen, with a
-command of `process.start_program`. Its first call starts the server, `python -m testbed.forks`, which loads them once
-and forks each program from itself. The server dies with the process that started it, and with the server all that it
-forked.
+Importing torch and the models takes five seconds of processor time. `popen` is called like subprocess.Popen, with a
+command of `process.start_program`. Its first call starts the server, `python -m testbed.forks`, which imports them once
+and forks each program. The server dies with the process that started it, and all forked programs die with the server.
 
-A request is one packet of a Unix SOCK_SEQPACKET pair. With it travel a pipe's end, on which the server says the
-program's pid and later its status, and the descriptors that the program gets.
+A request is one packet of a Unix SOCK_SEQPACKET pair. It carries the file descriptors for the program, and the end of a
+pipe on which the server reports the program's pid and later its status.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import argparse
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import select
@@ -23,52 +23,52 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
-from testbed.errors import CapabilityError, StageError, TestbedError
+from testbed.errors import CapabilityError, StageError, explained
 from testbed.frozen import Frozen
-from testbed.process import READABLE, ROOT, die_with_parent, start_program
+from testbed.process import READABLE, ROOT, become_user, die_with_parent, program_of, start_program
 
-LOADS: Final = "testbed.pipeline.host"
-"""The module whose `preload` loads what every program needs."""
+LOADS: Final = "testbed.runtime.host"
+"""The default module whose `PRELOADED` names what every program needs."""
 _LARGEST_BYTES = 1 << 17
 _MOST_FDS = 64
 _LAST_WORDS = 2000
 _GRACE_S = 5.0
 _NUMBER: Final = struct.Struct("=i")
 _SPARE = 900
-"""Descriptors are first moved beyond this number, so that none is overwritten before it is where it belongs."""
-_NEW_NETWORK = 0x40000000
+"""Descriptors are first moved beyond this number, so that none is overwritten before it is in its final place."""
 _PR_SET_DUMPABLE = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Request(Frozen):
-    """The program to be forked."""
+    """The program to fork."""
 
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
     folder: str
-    """To work in, and the first to import from."""
+    """Working folder."""
     user: int | None
     group: int | None
-    inside: bool
-    """Whether the last descriptor is a network namespace to run in."""
+    namespaces: int
+    """Number of descriptors, at the end of the list, that are namespaces to enter."""
     numbers: tuple[int, ...]
-    """What the program calls its descriptors."""
+    """Numbers of the descriptors in the program."""
 
 
-# ------------------------------------------------------------------ for whoever starts programs
+# ------------------------------------------------------------------ in the parent
 def popen(
     command: Sequence[str],
     *,
     env: Mapping[str, str],
-    namespace: int | None = None,
+    namespaces: Sequence[int] = (),
     user: int | None = None,
     group: int | None = None,
     stdin: int = subprocess.DEVNULL,
@@ -77,13 +77,13 @@ def popen(
     pass_fds: Sequence[int] = (),
     **_: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a program; from the main thread only. It has no input, a session of its own, and runs as `user` if given.
+    """Start a program, without input, in a new session, as `user` if given. Main thread only.
 
-    `namespace`: the descriptor of a network namespace to run in. StageError when the server is gone.
+    `namespaces`: descriptors of the namespaces to run in. StageError if the server has died.
     """
     assert stdin == subprocess.DEVNULL
-    start(env)
-    module, *arguments = command[command.index("testbed.process") + 2 :]
+    start(env, loads=_servers[0].loads if _servers else LOADS)
+    module, arguments = program_of(command)
     reads: IO[bytes] | None = None
     with contextlib.ExitStack() as stack:
         output = stdout if isinstance(stdout, int) else stdout.fileno()
@@ -99,27 +99,31 @@ def popen(
             folder=str(Path.cwd()),
             user=user,
             group=group,
-            inside=namespace is not None,
+            namespaces=len(namespaces),
             numbers=tuple(given),
         )
-        forked = _servers[0].fork(request, [*given.values(), *([] if namespace is None else [namespace])])
+        forked = _servers[0].fork(request, [*given.values(), *namespaces])
     forked.stdout = reads
     return forked  # type: ignore[return-value]  # a Popen as far as those who start programs here need one
 
 
 class Forked:
-    """A program that was forked."""
+    """A forked program."""
 
     returncode: int | None = None
     stdout: IO[bytes] | None = None
 
     def __init__(self, pid: int, status: int) -> None:
-        """`status`: the pipe that says how it ended."""
+        """`status`: the pipe that reports its exit status."""
         self.pid = pid
         self._status = status
         self._handle: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             self._handle = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read once it has ended, until `wait` or `poll` has returned its status."""
+        return self._status
 
     def poll(self) -> int | None:
         """Return its status, or None while it runs."""
@@ -128,7 +132,7 @@ class Forked:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. subprocess.TimeoutExpired as in Popen."""
+        """Wait for it to end. subprocess.TimeoutExpired as in Popen."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked program", timeout or 0.0)
@@ -136,7 +140,7 @@ class Forked:
             os.close(self._status)
             if self._handle is not None:
                 os.close(self._handle)
-            self.returncode = -signal.SIGKILL if status is None else status  # the server is gone, and it with it
+            self.returncode = -signal.SIGKILL if status is None else status  # the server died, and killed it
         return self.returncode
 
     def kill(self) -> None:
@@ -147,24 +151,24 @@ class Forked:
 
 
 def _read_number(pipe: int) -> int | None:
-    """Read a number from the server; None when it is gone."""
+    """Read a number from the server; None if the server has died."""
     content = os.read(pipe, _NUMBER.size)
     number: int | None = _NUMBER.unpack(content)[0] if len(content) == _NUMBER.size else None
     return number
 
 
 class _Server:
-    """The server. It loads while this process goes on, and what is asked for meanwhile waits."""
+    """The server. It imports in the background; requests wait until it is done."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self.circumstances = _circumstances(env)
+    def __init__(self, env: Mapping[str, str], loads: str) -> None:
+        self.circumstances, self.loads = _circumstances(env), loads
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = os.fdopen(os.memfd_create("errors"), "rb")
         with theirs:
             self._process = start_program(
                 "testbed.forks",
-                *("--control-fd", str(theirs.fileno())),
-                attempt="start the process that programs are forked from",
+                *("--control-fd", str(theirs.fileno()), "--loads", loads),
+                attempt="start the fork server",
                 pass_fds=(theirs.fileno(),),
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
@@ -182,13 +186,13 @@ class _Server:
     def fork(self, request: _Request, fds: Sequence[int]) -> Forked:
         status, theirs = os.pipe()
         try:
-            with contextlib.suppress(BrokenPipeError):  # then nobody writes to the pipe either
+            with contextlib.suppress(BrokenPipeError):  # the reader of the status sees the closed pipe
                 socket.send_fds(self._channel, [request.model_dump_json().encode()], [theirs, *fds])
         finally:
             os.close(theirs)
         try:
             pid = _read_number(status)
-        except BaseException:  # Ctrl-C: a pipe that nobody reads tells the server to end what it forks
+        except BaseException:  # Ctrl-C: closing the pipe makes the server kill the program
             os.close(status)
             raise
         if pid is None:
@@ -196,7 +200,7 @@ class _Server:
             self._process.wait(_GRACE_S)
             words = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip()
             raise StageError(
-                f"cannot start {request.module}: the process that programs are forked from ended with status "
+                f"cannot start {request.module}: the fork server ended with status "
                 f"{self._process.returncode}: {words[-_LAST_WORDS:] or 'no message'}"
             )
         return Forked(pid, status)
@@ -212,21 +216,24 @@ class _Server:
 
 
 _servers: list[_Server] = []
-"""The one of this process, if it has any."""
+"""The server of this process, if any."""
 
 
-def start(env: Mapping[str, str]) -> None:
-    """Start the server where there is none that runs and imports from the same places; it loads meanwhile."""
+def start(env: Mapping[str, str], loads: str = LOADS) -> None:
+    """Start the server, unless one with the same import paths is running; it imports in the background.
+
+    `loads`: the module whose `PRELOADED` names what programs need.
+    """
     assert threading.current_thread() is threading.main_thread()  # it dies with the thread that started it
     if _servers and (not _servers[0].runs() or _servers[0].circumstances != _circumstances(env)):
         close()
     if not _servers:
-        _servers.append(_Server(env))
+        _servers.append(_Server(env, loads))
         atexit.register(close)
 
 
 def _circumstances(env: Mapping[str, str]) -> tuple[object, ...]:
-    """Return what a fork cannot change any more; a fork of this process is another one, without a server."""
+    """Return the settings that a fork cannot change, with the pid: a fork of this process has no server."""
     return os.getpid(), Path("/proc/self/ns/user").stat().st_ino, env.get("PYTHONPATH")
 
 
@@ -236,7 +243,7 @@ def server() -> int | None:
 
 
 def close() -> None:
-    """End the server, and with it all that it forked. Safe to call twice."""
+    """End the server, and with it all forked programs. Safe to call twice."""
     while _servers:
         server = _servers.pop()
         if server.circumstances[0] == os.getpid():
@@ -246,8 +253,8 @@ def close() -> None:
 
 # ------------------------------------------------------------------ the server
 def _serve(channel: socket.socket) -> None:
-    """Fork what is asked for, and say how it ended, until whoever asks is gone."""
-    running: dict[int, tuple[int, int]] = {}  # by their handles: pids, and pipes for their status
+    """Fork the requested programs and report their status, until the client is gone."""
+    running: dict[int, tuple[int, int]] = {}  # by handle: pid, and pipe for its status
     while True:
         ready, _, _ = select.select([channel.fileno(), *running], [], [])
         for handle in set(ready) & running.keys():
@@ -273,7 +280,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _say(pipe: int, number: int) -> bool:
-    """Write a number; whether somebody reads."""
+    """Write a number; return whether the pipe is still read."""
     try:
         os.write(pipe, _NUMBER.pack(number))
     except BrokenPipeError:
@@ -283,37 +290,34 @@ def _say(pipe: int, number: int) -> bool:
 
 # ------------------------------------------------------------------ the program
 def _become(request: _Request, given: Sequence[int], server: int) -> NoReturn:
-    """Be the program, in the fork, and never return into the server's code."""
+    """Run the program in the fork; never returns to the server's code."""
     status = 1
     try:
         os.setsid()
         _take(request, given)
         if request.user is not None and request.group is not None:
-            os.setgroups([])
-            os.setgid(request.group)
-            os.setuid(request.user)
-            _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else its own files in /proc stay root's
-        die_with_parent(server)  # after setuid, which forgets it
+            become_user(request.user, request.group)
+            _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its files in /proc stay root's
+        die_with_parent(server)  # after setuid, which resets it
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(request.environment)
         if not os.access(sys.executable, os.X_OK) or not os.access(ROOT / "testbed", os.R_OK | os.X_OK):
             raise CapabilityError(f"cannot start {request.module}: user {os.getuid()} may not read it; {READABLE}")
         os.chdir(request.folder)
-        if not sys.flags.safe_path:
-            sys.path[0] = request.folder
         sys.argv[:] = [request.module, *request.arguments]
         importlib.import_module(request.module).main()
         status = 0
-    except TestbedError as error:
-        sys.stderr.write(f"{error}\n")
-        status = error.exit_status
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
             sys.stderr.write(f"{error.code}\n")
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if (told := explained(error)) is None:
+            traceback.print_exc()
+        else:
+            sys.stderr.write(f"{told}\n")
+            status = told.exit_status
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -322,10 +326,11 @@ def _become(request: _Request, given: Sequence[int], server: int) -> NoReturn:
 
 
 def _take(request: _Request, given: Sequence[int]) -> None:
-    """Enter the namespace, put the descriptors where they belong, and close all others."""
-    if request.inside and _libc.setns(given[-1], _NEW_NETWORK) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot enter a namespace of the lab: {os.strerror(number)}")
+    """Enter the namespaces, move the descriptors to their numbers, and close all others."""
+    for namespace in given[len(request.numbers) :]:
+        if _libc.setns(namespace, 0) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot enter a namespace of the lab: {os.strerror(number)}")
     assert max(request.numbers) < _SPARE
     moved = [os.dup2(fd, _SPARE + place) for place, fd in enumerate(given)]
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -336,16 +341,33 @@ def _take(request: _Request, given: Sequence[int]) -> None:
     os.closerange(_SPARE, _SPARE + len(given))
 
 
+def preload(modules: Iterable[str]) -> None:
+    """Import modules, so that forks of this process share them."""
+    # Importing torch creates its compiler's cache folder, which would here belong to root, not to the user.
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(key)
+    with tempfile.TemporaryDirectory() as os.environ[key]:
+        for module in modules:
+            importlib.import_module(module)
+    del os.environ[key]
+    if before is not None:
+        os.environ[key] = before
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
-    """Load, and serve."""
+    """Import everything, then serve."""
     parser = argparse.ArgumentParser(description="Forks programs; started by the controller, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
-    channel = socket.socket(fileno=parser.parse_args().control_fd)
+    parser.add_argument("--loads", required=True)
+    asked = parser.parse_args()
+    channel = socket.socket(fileno=asked.control_fd)
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    importlib.import_module(LOADS).preload()
+    preload(importlib.import_module(asked.loads).PRELOADED)
     _serve(channel)
-    os._exit(0)  # at once: taking an interpreter with torch apart needs half a second
+    os._exit(0)  # at once: finalising an interpreter with torch takes half a second
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Frozen records: their base, their canonical text, and the message about a file that does not fit one."""
+"""Frozen records: their base class, their canonical text, and error messages for files that do not match them."""
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import json
+import math
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,17 +18,24 @@ from pydantic_core import ErrorDetails
 from testbed.errors import SpecError
 
 Place = tuple[int | str, ...]
-"""The way to a value inside nested records."""
+"""Path to a value inside nested records."""
+_LARGEST_BYTES: Final = 1 << 20
+"""Maximum size of a TOML file."""
+_DEEPEST: Final = 16
+"""Maximum depth of tables and lists in a TOML file."""
+_UNESCAPED: Final = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters that JSON does not escape."""
 
 
 class Frozen(BaseModel):
-    """Base of every record: immutable, keyword-only, unknown keys refused."""
+    """Base of every record: immutable, keyword-only, rejects unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Validators are built when they are first used: programs that start by the dozen use few of them.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def is_none(value: object) -> bool:
-    """Say whether a field is left out of a record's text, and so of the ids of records that were made before it."""
+    """Return whether to omit a field from a record's text, so that a new field does not change existing ids."""
     return value is None
 
 
@@ -35,7 +45,7 @@ def canonical_json(record: BaseModel) -> str:
 
 
 def records_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the kinds of records that a field of this type may hold, at any depth of unions and lists."""
+    """Return the record classes that a field of this type may hold, at any depth of unions and lists."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [record for part in get_args(annotation) for record in records_in(part)]
@@ -51,9 +61,9 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _located(model: type[BaseModel], location: Place) -> tuple[Place, list[type[BaseModel]]]:
-    """Return where pydantic found a fault, as a file calls it, and the kinds of records that hold it.
+    """Return the location of a pydantic error in terms of the file, and the record classes that contain it.
 
-    Pydantic names the kind of a record too, where a field may hold one of several.
+    For a field with several record classes, pydantic's location also contains the class.
     """
     place: list[int | str] = []
     holders, inside = [model], [model]
@@ -70,16 +80,16 @@ def _located(model: type[BaseModel], location: Place) -> tuple[Place, list[type[
 
 
 def dotted(place: Place) -> str:
-    """Write a place inside a nested record: ("changes", 0, "at") -> 'changes[0].at'."""
+    """Format a path inside a nested record: ("changes", 0, "at") -> 'changes[0].at'."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def explain(
     error: ValidationError, model: type[BaseModel], where: str, name: Callable[[Place], str] = dotted
 ) -> SpecError:
-    """Turn a pydantic error into one message that names the file, the key, the value, and the nearest known key.
+    """Convert a pydantic error to one message that names the file, the key, the value, and the nearest known key.
 
-    `name` says how the file calls a place of the record.
+    `name` formats a path of the record as in the file.
     """
     return SpecError(f"{where}: " + "; ".join(_fault(item, model, name) for item in error.errors(include_url=False)))
 
@@ -100,15 +110,62 @@ def _fault(item: ErrorDetails, model: type[BaseModel], name: Callable[[Place], s
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file. SpecError when it cannot be read."""
+    """Read the tables of a TOML file. SpecError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf8"))
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
+            raise SpecError(f"{path} is larger than {_LARGEST_BYTES >> 10} KiB, too large for a file of settings")
+        return parse_toml(content.decode("utf8"))
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} is not TOML: {error}") from None
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. TOMLDecodeError if it is none; SpecError for a value that no setting can have: a date, an infinite
+    number or NaN, an integer of more than 64 bits, a text with a NUL character, tables or lists nested more than 16
+    deep.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError):  # Python's limits: 4,300 digits, and some hundred levels
+        raise SpecError("it has an integer of thousands of digits, or is nested hundreds of levels deep") from None
+    left: list[tuple[str, object, int]] = [("", tables, 0)]
+    while left:
+        name, value, depth = left.pop()
+        if depth > _DEEPEST:
+            raise SpecError(f"{name} is nested more than {_DEEPEST} levels deep")
+        match value:
+            case dict():
+                left += [(key, inner, depth + 1) for key, inner in value.items()]
+                left += [(name, key, depth) for key in value]
+            case list():
+                left += [(name, inner, depth + 1) for inner in value]
+            case str() if "\0" in value:
+                raise SpecError(f"{name} contains a NUL character: {value[:40]!r}")
+            case int() if not -(1 << 63) <= value < 1 << 63:
+                raise SpecError(f"{name} is an integer of more than 64 bits")
+            case float() if not math.isfinite(value):
+                raise SpecError(f"{name} is {value}; state a finite number")
+            case datetime.date() | datetime.time():
+                raise SpecError(f"{name} is a date or a time: {value}; put it in quotes if it is meant as text")
+    return tables
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value typed on the command line: TOML, or else a plain word. SpecError as from `parse_toml`."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
 
 
 def toml_text(text: str) -> str:
-    """Write a TOML basic string: JSON's escapes, and the one control character that JSON does not escape."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Write a TOML basic string, with all control characters as escapes."""
+    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))

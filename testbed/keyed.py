@@ -1,4 +1,4 @@
-"""Keys for random numbers that depend on nothing but what they are for."""
+"""Keys for random numbers that depend only on their purpose."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 
 
 def key(purpose: str, size_bytes: int = 16) -> int:
-    """Return a number of `size_bytes` bytes that differs whenever `purpose` does, on every machine the same.
+    """Return a number of `size_bytes` bytes that is unique to `purpose` and the same on every machine.
 
-    It is BLAKE2b's digest, little-endian.
+    It is the BLAKE2b digest of `purpose`, little-endian.
     """
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=size_bytes).digest(), "little")

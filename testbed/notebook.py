@@ -1,9 +1,9 @@
-"""Run a cell and read results as pandas frames, for notebooks.
+"""Runs a cell and reads results as pandas frames, for notebooks.
 
-`import testbed` offers these functions and imports them late.
+`import testbed` offers these functions and imports them lazily.
 
-A cell is run by the command line in a process of its own: a lab needs privileges or a user namespace, which the process
-of a notebook could not put down again, and Ctrl-C must mean the same as in a terminal.
+A cell runs in a separate process, by the command line: a lab needs privileges or a user namespace, which a notebook's
+process could not drop again, and Ctrl-C must work as in a terminal.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ def run_cell(
 ) -> Any:
     """Run one cell, as `python -m testbed run` does, and return its steps: a pandas.DataFrame, see `steps`.
 
-    `codec`: a text, as `--codec` takes it. `profile`: one for all links, or `cable+lte+cable`, one per link. All other
-    fields are those of the experiment `like`, or its short form, except those in `fields`: {"training.steps": 20,
+    `codec`: as for `--codec`. `profile`: one for all links, or `cable+lte+cable`, one per link. All other fields are
+    those of the experiment `like`, or of its short form, except those in `fields`: {"training.steps": 20,
     "pipeline.stages": 2}. Results go to `folder`/run. `.attrs` of the frame holds `folder` (of the run) and `summary`
-    (a dict, see records.Summary). Unless `quiet`, what the command prints is printed.
+    (a dict, see records.Summary). `quiet` suppresses the output of the command.
 
-    UserError or TestbedError, with what the command printed, when the run does not end well. Ctrl-C (the notebook's
-    stop button) once ends the run after its step, twice at once.
+    If the run fails: UserError or TestbedError, with the output of the command. Ctrl-C (the notebook's stop button)
+    ends the run after its current step, or at once if pressed twice.
     """
     home = Path(folder)
     words = ["run", "--codec", codec, "--profile", profile, "--like", like, "--engine", engine, "--results", str(home)]
     words += ["--quick"] if quick else []
     for name, value in (fields or {}).items():
-        words += ["--set", f"{name}={json.dumps(value)}"]  # what JSON writes for these values is TOML too
+        words += ["--set", f"{name}={json.dumps(value)}"]  # for these values, JSON is valid TOML
     _command(words, quiet=quiet)
     (cell_id,) = results.last_sweep(home / "run").cells
     run = results.finished(home / "run", cell_id)
     summary = None if run is None else run.summary
     if run is None or summary is None:
-        raise ResultsError(f"there is no finished run in {home / 'run' / cell_id}, though its command ended well")
+        raise ResultsError(f"there is no finished run in {home / 'run' / cell_id}, although its command succeeded")
     frame = steps(run.folder)
     frame.attrs |= {"folder": str(run.folder), "summary": summary.model_dump(mode="json")}
     return frame
@@ -79,8 +79,8 @@ def load(folder: str | Path = "results/default") -> Any:
 def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> Any:
     """Return the steps of a run, or of all runs of an experiment's last sweep, as a pandas.DataFrame.
 
-    A row is a step or an evaluation of the whole pipeline: bytes are sums over the stages, times of activities means
-    over them. `by_stage`: one row per stage. Columns are described in testbed/export/README.md.
+    A row is a step or an evaluation of the whole pipeline, with bytes summed and times of activities averaged over the
+    stages. `by_stage`: one row per stage. testbed/export/README.md describes the columns.
     """
     frame = table_files.pandas_frame("steps", _runs(Path(folder)))
     if by_stage:
@@ -93,7 +93,7 @@ def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> 
     how |= dict.fromkeys(("measured", "begin_s", "step_s", "gradient_norm", "learning_rate"), "first")
     grouped = frame.groupby(_KEY, sort=False)
     whole = grouped.agg({name: how[name] for name in frame.columns if name in how and name not in _SUMS})
-    sums = grouped[list(_SUMS)].sum(min_count=1)  # what is missing at every stage stays missing
+    sums = grouped[list(_SUMS)].sum(min_count=1)  # a value missing at every stage stays missing
     return whole.join(sums).rename(columns={"stage_end_s": "end_s"}).reset_index()
 
 
@@ -106,10 +106,10 @@ def _runs(folder: Path) -> Iterable[Run]:
 
 
 def _command(words: list[str], *, quiet: bool) -> None:
-    """Run a command of testbed. UserError or TestbedError, with what it printed, where its exit status is not 0."""
+    """Run a testbed command. UserError or TestbedError, with its output, if its exit status is not 0."""
     said: list[str] = []
     interrupted = False
-    # A session of its own, so that an interrupt reaches it once: from here, and not from the terminal too.
+    # In a new session, so that an interrupt reaches it once: from here, but not also from the terminal.
     with start_program(
         "testbed", *words, attempt="run the command", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as child:

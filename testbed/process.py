@@ -1,12 +1,13 @@
-"""Start programs of ours as processes of their own, and do what such a program does first: die with whoever started it.
+"""Starts testbed programs as separate processes, which die with the process that started them.
 
-start_program  starts `python -m MODULE ARGUMENTS`; the other ways are made of it
-run_program    waits for such a program and returns the lines that it prints
-Child          starts a program that is told what to do in JSON and answers in JSON; ask() does so for a single answer
+command_line   returns the command of such a program, which imports nothing of the folder where it runs
+start_program  starts it; the others build on it
+run_program    waits for such a program and returns the lines it prints
+Child          starts a program that receives requests and answers in JSON; ask() makes a single request
 Parent         the other end of a Child, in the program that it started
 
-A program ends when the thread that started it does, however that ends: the kernel kills it. What it writes to standard
-error becomes part of the message when it fails.
+When the thread that started a program ends for any reason, the kernel kills the program. If a program fails, its
+standard error becomes part of the error message.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from testbed.closing import Closing
-from testbed.errors import CapabilityError, SpecError, TestbedError, UserError
+from testbed.errors import CapabilityError, SpecError, TestbedError, UserError, status_of
 
 ROOT = Path(__file__).resolve().parents[1]
-"""The folder that holds the package. A program started there imports nothing that lies in the user's folder."""
-READABLE = "under sudo it runs as the person behind it, who must be able to read the checkout and its .venv"
+"""The folder of the package."""
+READABLE = "under sudo it runs as the user who called sudo, who must be able to read the checkout and its .venv"
 _LAST_WORDS = 2000
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAPBSET_DROP = 24
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -40,6 +42,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 # ------------------------------------------------------------------ in the parent
+def command_line(module: str, *arguments: str, parent: int = 0) -> list[str]:
+    """Return the command that runs `python -m MODULE ARGUMENTS` from this package, without the current folder.
+
+    Modules of the current folder are the user's; `paths.import_named` finds them. `parent`: the pid of
+    the process that it dies with; 0: none.
+    """
+    flags = "-PB" if sys.dont_write_bytecode else "-P"
+    return [sys.executable, flags, str(ROOT / "testbed" / "program.py"), str(parent), module, *arguments]
+
+
+def program_of(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the module and the arguments of a command of `command_line`."""
+    return command[4], list(command[5:])
+
+
 def start_program(
     module: str,
     *arguments: str,
@@ -47,24 +64,24 @@ def start_program(
     popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m MODULE ARGUMENTS` in a session of its own, where no Ctrl-C reaches it; it dies with this thread.
+    """Start a program of `command_line` in a new session, out of reach of Ctrl-C; it dies with this thread.
 
-    `popen` is called like subprocess.Popen, with `options`; a namespace has one that starts programs inside. `attempt`
-    is what this is for, as in "cannot ATTEMPT". CapabilityError when the program cannot be started.
+    `popen` is called like subprocess.Popen, with `options`; a namespace's own one starts programs inside it. `attempt`:
+    the purpose, as in "cannot ATTEMPT". CapabilityError if the program cannot be started.
     """
-    command = [sys.executable, "-m", "testbed.process", str(os.getpid()), module, *arguments]
+    command = command_line(module, *arguments, parent=os.getpid())
     try:
         return popen(command, **{"start_new_session": True, **options})
-    except OSError as error:  # in the child, before the program began: as a rule the user may not read it
+    except OSError as error:  # in the child, before the program began: usually the user may not read it
         hint = f"; {READABLE}" if isinstance(error, PermissionError) else ""
         raise CapabilityError(f"cannot {attempt}: cannot start {sys.executable}: {error.strerror}{hint}") from None
 
 
 def run_program(module: str, *arguments: str, attempt: str, failure: type[TestbedError], **options: Any) -> list[str]:
-    """Run a program to its end and return the lines that it printed.
+    """Run a program to its end and return the lines it printed.
 
-    SpecError with its message when it ends with a UserError's status; a `failure` with its last words when it fails
-    in another way.
+    SpecError with its message if it ends with the status of a UserError; a `failure` with the end of its standard error
+    if it fails in another way.
     """
     options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_program(module, *arguments, attempt=attempt, **options) as process:
@@ -79,8 +96,8 @@ def run_program(module: str, *arguments: str, attempt: str, failure: type[Testbe
 
 
 def failed(attempt: str, failure: type[TestbedError], status: int, said: bytes) -> TestbedError:
-    """Return what became of a program that did not end well: SpecError where the user can mend it, else a `failure`.
-    `said`: what it wrote to standard error.
+    """Return the error of a failed program: SpecError for a user error, otherwise a `failure`. `said`: its standard
+    error.
     """
     words = said.decode(errors="replace").strip().removeprefix("testbed: error: ")[-_LAST_WORDS:]
     if status == UserError.exit_status:
@@ -90,9 +107,9 @@ def failed(attempt: str, failure: type[TestbedError], status: int, said: bytes) 
 
 
 class Child(Closing):
-    """A running program that is told what to do, and answers, in lines of JSON. A context manager that ends it.
+    """A running program that receives requests and answers in lines of JSON. A context manager that ends it.
 
-    It answers only when it is asked, or at the end of its input.
+    It answers only to a request, or to the end of its input.
     """
 
     def __init__(
@@ -107,7 +124,7 @@ class Child(Closing):
     ) -> None:
         """Start it from the main thread and send the first request. It inherits `fds` under their numbers.
 
-        Whatever ends it is a `failure`, or a SpecError as in `run_program`; CapabilityError when it cannot be started.
+        If it ends, a `failure` is raised, or a SpecError as in `run_program`; CapabilityError if it cannot be started.
         """
         assert threading.current_thread() is threading.main_thread()  # it dies with the thread that started it
         self._attempt, self._failure = attempt, failure
@@ -135,7 +152,7 @@ class Child(Closing):
         return self._process.pid
 
     def ask(self, request: Mapping[str, Any], attempt: str) -> Any:
-        """Send a request, which is for `attempt`, and wait for the answer to it."""
+        """Send a request and wait for its answer. `attempt`: the purpose, as in `start_program`."""
         self._send(request)
         return self.answer(attempt)
 
@@ -143,20 +160,20 @@ class Child(Closing):
         """Wait for the next answer."""
         try:
             line = b"" if self._answers.closed else self._answers.readline()
-        except BaseException:  # Ctrl-C: whoever asked next would take this answer for theirs
+        except BaseException:  # Ctrl-C: this answer would be mistaken for that to the next request
             self.close()
             raise
-        if line.endswith(b"\n"):  # else it ended, perhaps within a line
+        if line.endswith(b"\n"):  # otherwise it ended, possibly within a line
             return json.loads(line)
         raise self._ended(attempt)
 
     def last_answer(self, timeout_s: float | None = None) -> Any:
-        """End its input, wait for the answer that it gives to that, and for its end. It is killed after `timeout_s`."""
+        """Close its input, wait for its final answer and for its end. It is killed after `timeout_s`."""
         try:
             output, _ = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            raise self._failure(f"cannot {self._attempt}: its process was not done after {timeout_s:.0f} s") from None
+            raise self._failure(f"cannot {self._attempt}: its process did not end within {timeout_s:.0f} s") from None
         except BaseException:
             self._process.kill()
             raise
@@ -165,9 +182,9 @@ class Child(Closing):
         return json.loads(output)
 
     def close(self) -> None:
-        """End it: by the end of its input or, if it takes longer than two seconds, by force. Safe to call twice."""
+        """End it by closing its input; kill it after two seconds. Safe to call twice."""
         for stream in (self._requests, self._answers):
-            with contextlib.suppress(BrokenPipeError):  # it died before: its end is what is wanted
+            with contextlib.suppress(BrokenPipeError):  # it already died, which is the goal here
                 stream.close()
         try:
             self._process.wait(_GRACE_S)
@@ -181,7 +198,7 @@ class Child(Closing):
     def _send(self, request: Mapping[str, Any]) -> None:
         if self._requests.closed:
             return
-        with contextlib.suppress(BrokenPipeError):  # it died: whoever waits for its answer finds out
+        with contextlib.suppress(BrokenPipeError):  # it died: the wait for its answer will report that
             self._requests.write((json.dumps(request, separators=(",", ":")) + "\n").encode())
             self._requests.flush()
 
@@ -191,26 +208,26 @@ class Child(Closing):
 
 
 def ask(module: str, request: Mapping[str, Any], *, timeout_s: float | None = None, **options: Any) -> Any:
-    """Run a program for its one answer; `options` are those of a `Child`."""
+    """Run a program for a single answer; `options` are those of a `Child`."""
     with Child(module, request, **options) as child:
         return child.last_answer(timeout_s)
 
 
 # ------------------------------------------------------------------ in the program
 class Parent:
-    """Whoever started this program as a `Child`."""
+    """The process that started this program as a `Child`."""
 
     request: dict[str, Any]
-    """What it asked for first."""
+    """The first request."""
     requests_fd = 0
-    """Where it asks for more, a line at a time."""
+    """File descriptor of further requests, one per line."""
     answers_fd: int
-    """Where it reads the answers."""
+    """File descriptor for the answers."""
 
     def __init__(self) -> None:
-        """Wait for the first request. What this program and its libraries print from now on goes to standard error."""
+        """Wait for the first request. From now on, the output of this program and its libraries goes to stderr."""
         parts: list[bytes] = []
-        while not parts or not parts[-1].endswith(b"\n"):  # unbuffered: others may read on from `requests_fd`
+        while not parts or not parts[-1].endswith(b"\n"):  # unbuffered: others may read further requests
             parts.append(os.read(self.requests_fd, 1 << 20))
             if not parts[-1]:
                 sys.exit("the input ended before the first request")
@@ -226,16 +243,29 @@ class Parent:
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send `by` when the thread that started this process ends; exit if `parent` (a pid) is gone."""
+    """Make the kernel send `by` when the thread that started this process ends; exit if `parent` (a pid) is gone."""
     _prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         sys.exit(f"process {parent}, which started this one, is gone")
 
 
-def drop_capabilities() -> None:
-    """Give up every capability for good, for this process and its children. A plain user may do so too."""
+def set_timer_slack() -> None:
+    """Make sleeps exact, for the calling thread and the threads it starts from now on."""
+    _prctl(_PR_SET_TIMERSLACK, 1)  # ns; 0 would mean the default, 50 us
+
+
+def become_user(uid: int, gid: int) -> None:
+    """Permanently become another user without capabilities, as root. Resets `die_with_parent`."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    for capability in range(64):  # EINVAL past the last one that this kernel knows; EPERM for a user who has none
+
+
+def drop_capabilities() -> None:
+    """Permanently drop all capabilities of this process and its children. Also works without privileges."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    for capability in range(64):  # EINVAL beyond this kernel's last one; EPERM for an unprivileged user
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_LINUX_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
@@ -248,21 +278,17 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
+def shell_status(returncode: int) -> int:
+    """Return a Popen's return code as a shell reports it: 128 + n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 def run_module(parent: int, module: str, arguments: Sequence[str]) -> None:
-    """Become the program that `start_program` names. Errors of ours end it with their message and exit status."""
-    die_with_parent(parent)
+    """Run the module that `command_line` names. An error ends it with its message and exit status."""
+    if parent:
+        die_with_parent(parent)
     sys.argv[:] = [module, *arguments]
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except TestbedError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(error.exit_status)
-
-
-if __name__ == "__main__":
-    from testbed import process  # under its own name: the program imports it too, and errors have one class each
-
-    process.run_module(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    sys.exit(status_of(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)))
 
 
 def process_group(leader: int) -> Iterator[int]:

@@ -5,19 +5,23 @@ All times are nanoseconds of CLOCK_MONOTONIC, which every process on the host sh
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal
 
 from pydantic import Field
 
+from testbed import units
 from testbed.directions import EitherOrBoth, LinkDirection
+from testbed.faults import LinkFault
 from testbed.frozen import Frozen, is_none
 from testbed.message_key import Direction, Phase, Side
+from testbed.profiles import PipeFault
 from testbed.spec import Engine, Recipe, Timing, Topology
 
 Verdict = Literal["PASS", "FAIL"]
 ActionKind = Literal["F", "B", "L", "A"]
-"""A forward or a backward pass of one micro-batch. In data parallel training: local steps, all of one step; and what is
-done with one step's messages or aggregate, that is wait, decode, and sum or update.
+"""F, B: forward or backward pass of one micro-batch. In data parallel training, L: all local steps of one step; A: the
+handling of one step's messages or aggregate, i.e. wait, decode, and sum or update.
 """
 
 
@@ -27,27 +31,27 @@ class ActionRecord(Frozen):
 
     kind: ActionKind
     microbatch: int
-    """In data parallel training the step that it is about."""
+    """In data parallel training, the step."""
     asked_ns: int
-    """When the stage began the action, that is, asked for its input."""
+    """When the stage began the action by requesting its input."""
     input_ns: int
-    """When the input was at hand (equal to asked_ns where no input crosses a link)."""
+    """When the input had arrived (equal to asked_ns if no input crosses a link)."""
     decoded_ns: int
-    """When the input was a tensor again."""
+    """When the input was decoded to a tensor."""
     computed_ns: int
-    """When the maths was done; where the stage is paced, when the emulated device would have been."""
+    """When the maths was done; at a paced stage, when the emulated device would have finished."""
     began_ns: int | None = None
     """Paced: when the maths really began; the times above are then those of the emulated device, on the lab's clock."""
     maths_ns: int | None = None
-    """Paced: when the maths was really done."""
+    """Paced: when the maths really ended."""
     due_ns: int | None = None
-    """Paced: when the action was to end. One whose maths is done later is an overrun."""
+    """Paced: when the action was due to end. An action whose maths ends later is an overrun."""
     encoded_ns: int
-    """When the output was a payload and handed to the send thread (equal to computed_ns where there is no output)."""
+    """When the output was encoded and handed to the send thread (equal to computed_ns if there is no output)."""
 
 
 FRAME_HEADER_BYTES = 56
-"""What a frame has beside its payload and note; `pipeline.frame` makes sure."""
+"""Size of a frame without its payload and note; `runtime.frame` asserts it."""
 
 
 class SentRecord(Frozen):
@@ -55,22 +59,22 @@ class SentRecord(Frozen):
 
     direction: Direction
     microbatch: int
-    """In data parallel training the step whose message it is."""
+    """In data parallel training, the step of the message."""
     peer: int | None = Field(default=None, exclude_if=is_none)
     """The receiving node; None: the neighbour in that direction."""
     raw_bytes: int
-    """The tensor as fp32, the reference type of every ratio."""
+    """Size of the tensor in fp32, the reference type of every ratio."""
     payload_bytes: int
     frame_bytes: int
-    """Payload, what the sender's program noted beside it, and our header."""
+    """Payload, the note of the sender's program, and testbed's header."""
     queued_ns: int
-    """Handed to the send thread."""
+    """When the frame was handed to the send thread."""
     first_byte_ns: int
     """Just before the first byte was handed to the kernel."""
     last_byte_ns: int
-    """When the kernel had taken the last byte."""
+    """When the kernel had accepted the last byte."""
     choice: str | None = None
-    """Where the codec takes one of several by what it measures of its link: the name of the parameter that it took."""
+    """The parameter chosen by a codec that adapts to its link; None for other codecs."""
 
 
 class ReceivedRecord(Frozen):
@@ -78,28 +82,28 @@ class ReceivedRecord(Frozen):
 
     direction: Direction
     microbatch: int
-    """As of what was sent."""
+    """As in `SentRecord`."""
     peer: int | None = Field(default=None, exclude_if=is_none)
     """The sending node; None: the neighbour from that direction."""
     payload_bytes: int
     first_byte_ns: int
-    """When the sender handed over the first byte (one host, one clock)."""
+    """When the sender handed the first byte to the kernel (one host, one clock)."""
     last_byte_ns: int
-    """When the receiver had the last byte."""
+    """When the receiver had read the last byte."""
 
 
 class SocketRecord(Frozen):
     """TCP_INFO of one data-plane socket, counted from its start."""
 
     peer: Side | int
-    """Where the neighbour is; in data parallel training which node it is."""
+    """Side of the neighbour; in data parallel training, its node number."""
     congestion_control: str
     """Read back from the socket."""
     rtt_us: int
     min_rtt_us: int
     cwnd_packets: int
     bytes_sent: int
-    """Payload of TCP, retransmissions included."""
+    """TCP payload, including retransmissions."""
     bytes_retransmitted: int
     segments_out: int
     segments_in: int
@@ -116,10 +120,10 @@ class CountersRecord(Frozen):
 
 
 class DecidedRecord(Frozen):
-    """A number that work found and by which the job goes on: a run without maths is given it again."""
+    """A number computed by work that controls the job; a run without maths replays it."""
 
     what: str
-    """Which work, of which part and place."""
+    """The work that computed it, with its part and place."""
     part: int
     origin: int
     value: int
@@ -135,17 +139,17 @@ class StepRecord(Frozen):
     start_ns: int
     end_ns: int
     optimiser_start_ns: int | None
-    """Where the actions end and clipping and the update begin; None in an evaluation."""
+    """When the actions ended, and clipping and the update began; None in an evaluation."""
     synchronised_ns: int | None
     """When the gradient norm of all stages was known."""
     loss: float | None
-    """Mean over the step's tokens, or images; None except at the last stage, or node of data parallel training."""
+    """Mean over the step's tokens or images; None except at the last stage, or at a data parallel node."""
     accuracy: float | None = Field(default=None, exclude_if=is_none)
-    """Of an evaluation on images, where `loss` is: the share of them that is named right."""
+    """Share of correctly classified images in an evaluation; set wherever `loss` is."""
     gradient_norm: float | None
-    """In data parallel training of the worker's own message, before it is coded."""
+    """In data parallel training, the norm of the worker's own message before encoding."""
     learning_rate: float | None = None
-    """Rate that the step was made with; None in an evaluation."""
+    """Learning rate of the step; None in an evaluation."""
     tokens: int
     """Or images."""
     actions: tuple[ActionRecord, ...]
@@ -153,117 +157,126 @@ class StepRecord(Frozen):
     received: tuple[ReceivedRecord, ...]
     decided: tuple[DecidedRecord, ...] = Field(default=(), exclude_if=lambda value: value == ())
     counters: CountersRecord | None
-    """At the end of the step; None where the machine has no such device (a run without a lab)."""
+    """Counters at the end of the step; None if there is no such device (a run without a lab)."""
     sockets: tuple[SocketRecord, ...]
 
 
 # ------------------------------------------------------------------ training.json
 class TrainingRecord(Frozen):
-    """A training in one process (`pipeline.alone`) that ended well: the last file of its folder."""
+    """A successful training in one process (`training.alone`)."""
 
     recipe: Recipe
     ended: Literal["steps", "target"]
-    """All steps done, or the target loss reached."""
+    """Whether all steps were done or the target loss was reached."""
     seconds: float
-    """From the first step to the last record."""
+    """Duration from the first step to the last record."""
     peak_memory_bytes: int
-    """Of the process, while it trained (getrusage)."""
+    """Peak memory of the process during training (getrusage)."""
     taken_at: str
     """UTC, ISO 8601, at its end."""
     unigram_floor: float | None = None
-    """Of the text that it learned from (`workloads.floor`), nats per token; None: it learned images, or was made before
-    this was kept."""
+    """Unigram floor of the training text (`workloads.floor`), in nats per token; None for images, or in old records."""
+    finished_by: str | None = Field(default=None, exclude_if=is_none)
+    """Name of the manifest of its folder, its last file; None in old records, whose folders have none."""
+    weights: tuple[str | None, ...] = Field(default=(), exclude_if=operator.not_)
+    """SHA-256 of each place's weights at the end; None for a place without any, empty in old records."""
+    resumed: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
+    """Steps at which it was resumed from a checkpoint. The peak memory is the last process's, and steps that
+    were repeated count once in `seconds`."""
 
 
 # ------------------------------------------------------------------ calibration.json
 STEADY_SPREAD = 0.01
-"""How far the fastest half of a duration's samples may lie apart, as a share of the fastest; else it is noisy."""
+"""Largest spread of the fastest half of a duration's samples, relative to the fastest, that is not noisy."""
 NEGLIGIBLE_SPREAD = 0.0005
-"""How far they may lie apart however short they are, as a share of the step."""
+"""Spread that is accepted for any duration, as a share of the step."""
 
 
 class Duration(Frozen):
-    """How long something takes, timed alone on one core: the median of the fastest half of its samples."""
+    """Duration of an action, timed alone on one core: the median of the fastest half of its samples."""
 
-    ns: int
-    spread: float
-    """(slowest - fastest) / fastest, of the fastest half."""
+    ns: int = Field(ge=1, le=10**15)
+    """At most eleven days."""
+    spread: float = Field(ge=0)
+    """(slowest - fastest) / fastest of the fastest half."""
     samples: int
     spread_of_step: float | None = None
-    """The same as a share of the step, times how often it happens in one; None: not known. A codec that takes 10 us
-    never agrees within 1 %, and it does not matter."""
+    """(slowest - fastest) times the action's count per step, as a share of the step; None: unknown. The samples of a
+    codec that takes 10 us never agree within 1 %, but that is negligible."""
+    quantiles_ns: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
+    """Samples at evenly spaced ranks, ascending, from which durations may be drawn (`spec.Spread`); (): not kept."""
 
     @property
     def noisy(self) -> bool:
-        """Whether it neither agrees within 1 %, nor is so short that its spread is below 0.05 % of the step."""
+        """Whether the spread exceeds both 1 % of the duration and 0.05 % of the step."""
         negligible = self.spread_of_step is not None and self.spread_of_step <= NEGLIGIBLE_SPREAD
         return self.spread > STEADY_SPREAD and not negligible
 
 
 class StageMaths(Frozen):
-    """What one stage of a recipe computes, in which codecs have no share, unless they change the model."""
+    """Compute durations of one stage of a recipe, which do not depend on the codec unless it changes the model."""
 
     forward: Duration
     """The maths of one micro-batch."""
     backward: Duration
-    """Recomputation included."""
+    """Including recomputation."""
     clip: Duration
-    """From the last action to where this stage's part of the gradient norm is known."""
+    """From the last action until this stage's part of the gradient norm is known."""
     update: Duration
-    """From where the norm of all stages is known to the end of the step."""
+    """From the gradient norm of all stages to the end of the step."""
 
 
 class CodecCosts(Frozen):
-    """What the codecs of one stage do."""
+    """Codec durations of one stage."""
 
     encode: dict[Direction, Duration]
-    """Of one micro-batch's tensor, by the direction in which it is sent."""
+    """Time to encode one micro-batch's tensor, by the direction in which it is sent."""
     decode: dict[Direction, Duration]
-    """By the direction from which it came: forward is what the stage before sent."""
+    """Time to decode, by the direction of the message: forward ones come from the previous stage."""
     decode_woken: dict[Direction, Duration] = Field(default_factory=dict)
-    """The same by a stage that has slept before, as one does that waits for a link; {}: was not timed."""
+    """Time to decode after a sleep, as at a stage that waits for a link; {}: not timed."""
 
 
 class StageCosts(CodecCosts, StageMaths):
-    """What one stage of a recipe does, action by action."""
+    """Durations of one stage of a recipe, by action."""
 
     @property
     def durations(self) -> list[Duration]:
-        """All of them that an action always takes."""
+        """All durations, except those of decoding after a sleep."""
         maths = (self.forward, self.backward, self.clip, self.update)
         return [*maths, *self.encode.values(), *self.decode.values()]
 
     def waking_ns(self, direction: Direction) -> int:
-        """Return how much longer decoding takes by a stage that has slept than by one that was busy."""
+        """Return the extra time to decode at a stage that has slept, compared with a busy one."""
         woken = self.decode_woken.get(direction)
         return 0 if woken is None else max(0, woken.ns - self.decode[direction].ns)
 
 
 class WorkerMaths(Frozen):
-    """What one worker of data parallel training computes, in which codecs have no share."""
+    """Compute durations of one data parallel worker, which do not depend on the codec."""
 
     local_step: Duration
-    """Of its part of a batch; with the update of its own where workers send what these changed."""
+    """Time of a local step on the worker's part of a batch, including its update if workers send weight changes."""
     close: Duration
-    """What else it does until what it sends can be encoded: keeps weights, subtracts, takes the norm."""
+    """Time from the last local step until the message can be encoded: store weights, subtract, compute the norm."""
     update: Duration
-    """An aggregate is applied."""
+    """Time to apply an aggregate."""
 
 
 class MessageCosts(Frozen):
-    """What codecs do with the messages of one sender. By fragment that is exchanged in turn."""
+    """Codec durations for the messages of one sender, by fragment."""
 
     encode: tuple[Duration, ...]
     decode: tuple[Duration, ...]
-    """By one receiver."""
+    """Time to decode at one receiver."""
 
 
 class ReplicaCosts(Frozen):
-    """What the nodes of a recipe of data parallel training do."""
+    """Durations of the nodes of a data parallel recipe."""
 
     workers: tuple[WorkerMaths, ...]
     messages: tuple[MessageCosts, ...]
-    """By sender: the workers, and a star's server. In a ring that reduces, of each part of a message."""
+    """By sender: the workers, and the server of a star. In a reducing ring, for each part of a message."""
 
     @property
     def durations(self) -> list[Duration]:
@@ -273,14 +286,14 @@ class ReplicaCosts(Frozen):
 
 
 class PlaceCosts(Frozen):
-    """What one place of a job of a table `job` does."""
+    """Durations of one place of a job of a table `job`."""
 
     work: dict[str, Duration]
-    """By what its program calls it."""
+    """By the program's name of the work."""
     encode: dict[str, Duration]
-    """By what the message is called."""
+    """By the name of the message."""
     decode: dict[str, Duration]
-    """Of as many messages as its program decodes at once."""
+    """Time to decode the messages that its program decodes at once."""
 
     @property
     def durations(self) -> list[Duration]:
@@ -296,20 +309,20 @@ class Calibration(Frozen):
     machine: dict[str, Any]
     """See `sweep.environment`."""
     recipes: dict[str, tuple[StageCosts, ...]]
-    """By the id of the recipe, then by stage."""
+    """Durations of pipelines, by recipe id, then by stage."""
     replicas: dict[str, ReplicaCosts] = Field(default_factory=dict)
-    """Of data parallel training, by the id of the recipe."""
+    """Durations of data parallel recipes, by recipe id."""
     jobs: dict[str, tuple[PlaceCosts, ...]] = Field(default_factory=dict)
-    """Of jobs of a table `job`, by the id of the recipe, then by place."""
+    """Durations of jobs of a table `job`, by recipe id, then by place."""
 
 
 # ------------------------------------------------------------------ certificate.json
 BOUND = 0.02
-"""A run stands where all that was found wrong with its links changes its step by less, as a share."""
+"""Largest step-time error, as a share, that a run's link deviations may cause together."""
 
 
 CONTENDED = 0.05
-"""A run whose own durations lie further from the calibration than this did not have the machine to itself."""
+"""Largest deviation of a run's durations from the calibration; above it, the run did not have the machine to itself."""
 
 
 Quantity = Literal[
@@ -327,11 +340,11 @@ Quantity = Literal[
     "schedule",
     "lateness",
 ]
-"""What is measured of a link."""
+"""Quantities that are measured on a link."""
 
 
 class Measurement(Frozen):
-    """One quantity of one link, asked against found."""
+    """One quantity of one link: its requested and its measured value."""
 
     link: str
     """node-0 in a star, boundary-0 in a line."""
@@ -340,29 +353,29 @@ class Measurement(Frozen):
     quantity: Quantity
     """What was measured."""
     detail: str
-    """For example the message size."""
+    """Further condition, for example the message size."""
     unit: str
-    """Of the next four numbers."""
+    """Unit of the next four numbers."""
     expected: float | None
-    """None where nothing was asked (an unshaped link): then the number found is information, not a verdict."""
+    """Requested value; None for an unshaped link, where the measured value is informative only."""
     measured: float | None
-    """None where that was impossible."""
+    """Measured value; None if the measurement was impossible."""
     tolerance: float | None
-    """Largest |measured - expected| of a link that is exact as far as the probe can tell, in the unit; None where the
-    number is information."""
+    """Largest |measured - expected| of a link that is exact to the probe's resolution; None if the value is informative
+    only."""
     chance: float = 0.0
-    """The part of it that chance and whole packets explain: a deviation within it says nothing."""
+    """The part of the tolerance explained by chance and packet granularity; a deviation within it is meaningless."""
     samples: int
     """Number of observations."""
     fault: bool = False
-    """There is no number, or the link does what no link of that profile does (drops nothing when it is full)."""
+    """Whether there is no value, or the link contradicts its profile (e.g. a full queue that drops nothing)."""
     bound: float | None = None
-    """How much longer or shorter this deviation alone makes the certificate's step, at most, as a share of it. None
-    where it cannot touch the step, or where no step was at hand."""
+    """Largest relative change of the certificate's step time by this deviation alone. None if it cannot affect the
+    step, or if there was no step."""
     verdict: Verdict
-    """FAIL: at fault, or its bound is above `BOUND`; where no step was at hand, beyond its tolerance."""
+    """FAIL: at fault, or its bound exceeds `BOUND`; without a step, if the deviation exceeds the tolerance."""
     note: str
-    """Why it failed, or what the reader must know; empty otherwise."""
+    """Why it failed, or a caveat; otherwise empty."""
 
 
 class Certificate(Frozen):
@@ -375,16 +388,16 @@ class Certificate(Frozen):
     seconds: float
     measurements: tuple[Measurement, ...]
     rejected: tuple[Measurement, ...]
-    """What failed in another attempt: a machine that looks elsewhere for 5 ms spoils a measurement. Empty where the
-    first attempt passed. There are two attempts at most."""
+    """Measurements that failed in the other attempt: a machine that stalls for 5 ms spoils a measurement. Empty if the
+    first attempt passed. There are at most two attempts."""
     bound: float | None = None
-    """How much all deviations together change the duration of the step, at most, as a share of it. None where a link
-    has no numbers, or no step was at hand."""
+    """Largest relative change of the step time by all deviations together. None if a link has no values, or if there
+    was no step."""
     step: str = ""
-    """Whose step it is, and how long; empty where none was at hand."""
+    """The step that deviations are judged by, and its duration; empty without a step."""
     clock: Literal["real", "virtual"] = "real"
     by_construction: tuple[str, ...] = ()
-    """Virtual clock: what was not measured, because the lab read it back from the kernel as it was asked."""
+    """Virtual clock: quantities that were not measured, but verified by reading the settings back from the kernel."""
 
     @property
     def verdict(self) -> Verdict:
@@ -393,31 +406,30 @@ class Certificate(Frozen):
 
 
 class DuringRecord(Frozen):
-    """What the machine did to the links while a run lasted."""
+    """Influence of the machine on the links during a run."""
 
     source: Literal["relay", "sampler"]
-    """What was late: packets that left the relay, or the sleeps of the program that samples the counters. The kernel
-    does not say how late netem is; what makes a sleeping program late makes its timers late too, and more."""
+    """Whose lateness was measured: packets leaving the relay, or sleeps of the sampler of counters. The kernel does not
+    report netem's lateness; whatever delays a sleeping program delays the kernel's timers too, but less."""
     mean_ms: float
-    """Of how late they were; rounded up, to less than twice as much."""
+    """Mean lateness, rounded up by less than a factor of two."""
     p99_ms: float
     worst_ms: float
     samples: int
     real_time: bool
-    """Whether what was late had a real-time priority; a program without one is later than the kernel's timers are."""
+    """Whether the measured program had real-time priority; without it, a program is later than the kernel's timers."""
     stolen: float
     """Share of all processor time that the hypervisor took."""
     busy: float
-    """Share of all processor time that something used, the run or others."""
+    """Share of all processor time in use, by the run or by others."""
     bound: float | None = None
-    """How much longer the step is if every message is as late as the mean, as a share of it; None: nothing is shaped,
-    or nothing was counted."""
+    """Relative increase of the step time if every message is late by the mean; None: no shaped link, or no counts."""
 
 
 class RunCertificates(Frozen):
-    """certificate.json: a run stands when both are there and pass, and with what was late meanwhile too.
+    """certificate.json: a run is certified if both certificates exist and pass, lateness during the run included.
 
-    On the virtual clock nothing changes from run to run: `before` is the network's, and there is no other.
+    On the virtual clock links do not change between runs: `before` belongs to the network, and `after` is None.
     """
 
     before: Certificate | None
@@ -432,7 +444,7 @@ class RunCertificates(Frozen):
 
     @property
     def bound(self) -> float | None:
-        """The larger of before and after, and what was late during the run on top; None where either is not known."""
+        """The larger bound of before and after, plus that of lateness during the run; None if either is unknown."""
         ends = [certificate.bound if certificate else None for certificate in self.needed]
         known = [bound for bound in ends if bound is not None]
         return max(known) + ((self.during and self.during.bound) or 0.0) if len(known) == len(ends) else None
@@ -445,10 +457,10 @@ class RunCertificates(Frozen):
 
 # ------------------------------------------------------------------ lab.json
 class LinkRecord(Frozen):
-    """One shaped link as the kernel says it is. Its `up` leads from the near end to the far end."""
+    """One shaped link, as read back from the kernel. `up` leads from the near end to the far end."""
 
     name: str
-    """`node-0` in a star, `boundary-0` in a line: what certificates and counters call it."""
+    """Name in certificates and counters: `node-0` in a star, `boundary-0` in a line."""
     profile: str
     near: str
     """The namespace at this end: a node."""
@@ -458,7 +470,46 @@ class LinkRecord(Frozen):
     far_address: str
     shaper: Literal["netem", "relay", "none"]
     settings: dict[str, Any]
-    """What was read back: qdisc attributes, offloads, sysctls, congestion control, scheduling class."""
+    """Settings read back: qdisc attributes, offloads, sysctls, congestion control, scheduling class."""
+
+
+class BackgroundRecord(Frozen):
+    """One background flow of a link, from its start to the end of the play."""
+
+    link: str
+    flow: str
+    """As in a profile: `1 cubic up`."""
+    carried_bytes: int
+    """Received, without headers."""
+    lasted_ns: int
+
+    @property
+    def goodput_bps(self) -> float:
+        return self.carried_bytes * 8e9 / max(1, self.lasted_ns)
+
+    @property
+    def words(self) -> str:
+        """The flow and what it carried."""
+        carried, rate = units.format_size(self.carried_bytes), units.format_rate(self.goodput_bps)
+        return f"{self.link}, {self.flow}: carried {carried}, {rate}"
+
+
+class FaultRecord(Frozen):
+    """A fault of one direction of a link. Times are the lab's, from when the links were played."""
+
+    link: str
+    direction: LinkDirection
+    fault: PipeFault
+    """As stated, with dilation."""
+    began_ns: int | None
+    """When the kernel had confirmed its values; None: not before the end."""
+    ended_ns: int | None
+    """When the kernel had confirmed the values after it; None as above."""
+
+    @property
+    def words(self) -> str:
+        """What happened, where and when."""
+        return LinkFault(link=self.link, way=self.direction, **self.fault.model_dump()).words
 
 
 class LabRecord(Frozen):
@@ -467,17 +518,24 @@ class LabRecord(Frozen):
     topology: Topology
     engine: Engine
     engine_reason: str
-    """Why `auto` chose it, or that it was asked for."""
+    """Why `auto` chose the engine, or that the user did."""
     rootless: bool
-    """Whether it stands in a user namespace: without real-time priorities."""
+    """Whether the lab is in a user namespace, and thus without real-time priorities."""
     build_seconds: float
     overhead_bytes: int
-    """What the nodes' devices count on top of each IP packet: 14 on veth, 0 on TUN."""
+    """Bytes that the nodes' devices count in addition to each IP packet: 14 on veth, 0 on TUN."""
     links: tuple[LinkRecord, ...]
     played_at_ns: int | None
-    """When the run began and the links' schedules and traces with it; None where the lab was not played."""
+    """When the run began, and with it the links' schedules and traces; None if the lab was not played."""
     link_seed: int | None = None
-    """What was added to the seeds of links that draw at random; None where that was not noted."""
+    """Offset of the seeds of random links, and of drawn durations; None in old records."""
+    durations: str | None = Field(default=None, exclude_if=is_none)
+    """How durations vary, in words; None: they do not."""
+    background: tuple[BackgroundRecord, ...] | None = Field(default=None, exclude_if=is_none)
+    """What others sent over the links; None without background flows, and before the end."""
+    faults: tuple[FaultRecord, ...] | None = Field(default=None, exclude_if=is_none)
+    """Faults of the links, by link; None without any, before the end, and with engine relay, whose `settings` have
+    them."""
 
 
 # ------------------------------------------------------------------ counters.jsonl
@@ -485,14 +543,13 @@ class LinkCounters(Frozen):
     """One direction of a link, counted from the lab's start, in IP packets."""
 
     packets: int
-    """Packets that have left the wire (or, with netem, the pipe, which is the delay later). What was dropped is not
-    among them."""
+    """Packets that have left the wire (with netem, the pipe, i.e. later by the delay), without dropped ones."""
     bytes: int
     dropped_buffer: int
     dropped_loss: int | None
-    """None where the kernel does not tell the reasons apart; then dropped_buffer counts both."""
+    """None if the kernel does not distinguish the reasons; dropped_buffer then counts both."""
     backlog_bytes: int
-    """Waiting for the wire at this moment and, with netem, also under way."""
+    """Bytes waiting for the wire at this moment; with netem, also those in flight."""
 
 
 class SocketSample(Frozen):
@@ -513,7 +570,7 @@ class SocketSample(Frozen):
 
 
 class Sample(Frozen):
-    """Everything that can be counted on a lab's links, ten times a second while a run lasts."""
+    """All counters of a lab's links, sampled ten times a second during a run."""
 
     at_ns: int
     links: dict[str, dict[LinkDirection, LinkCounters]]
@@ -522,7 +579,7 @@ class Sample(Frozen):
 
 # ------------------------------------------------------------------ summary.json
 class Split(Frozen):
-    """Where the time of a step goes, averaged over stages; seconds, adding up to the step."""
+    """Breakdown of the step time, averaged over stages; in seconds that add up to the step."""
 
     compute_s: float
     codec_s: float
@@ -530,18 +587,49 @@ class Split(Frozen):
     wire_s: float
     """Waiting for input while it was on the wire."""
     wait_s: float
-    """Waiting for input that its sender had not sent yet, and for the other stages at the end of a step."""
+    """Waiting for input that was not sent yet, and for the other stages at the end of a step."""
+
+
+class LinkTrouble(Frozen):
+    """How one direction of a link was worse than its profile's constant values in the worst step; None: it was not."""
+
+    link: str
+    direction: LinkDirection
+    rate_bps: int | None = None
+    """Lowest rate of its schedule or trace."""
+    delay_ns: int | None = None
+    """Longest delay of its schedule."""
+    loss: float | None = None
+    """Largest share of lost packets of its schedule; 1: an outage."""
+    dropped_packets: int | None = None
+    """Packets that it dropped; None also in a played run, whose links are not sampled."""
+
+
+class WorstStep(Frozen):
+    """The worst step of a run, if it is much longer than the median; see `metrics.worst_step`."""
+
+    step: int
+    at_s: float
+    """Start, from when the links were played, i.e. on the clock of their schedules."""
+    seconds: float
+    medians: float
+    """Multiple of the median step."""
+    retransmitted_bytes: int | None
+    """Bytes of TCP payload sent again in it; None if they were not counted."""
+    links: tuple[LinkTrouble, ...]
+    """Only those that were worse than stated."""
+    recovered_s: float | None
+    """From its start to that of the first step of normal duration; None: the run ended first."""
 
 
 NEAR_FLOOR = 0.1
-"""How far below the unigram floor a loss must be, in nats, to say more than that word frequencies were learned."""
+"""Margin below the unigram floor, in nats, that shows that a model learned more than word frequencies."""
 
 
 class Summary(Frozen):
     """One run in numbers; every one is computed from the run's other files by `metrics`.
 
-    Times and rates are those of the emulated world: where the lab was dilated, what was found there is divided by the
-    dilation.
+    Times and rates are those of the emulated world: values from a dilated lab are divided by the dilation.
     """
 
     status: Literal["ok", "failed", "interrupted"]
@@ -551,68 +639,70 @@ class Summary(Frozen):
     timing: Timing = "live"
     dilation: int = 1
     ended: Literal["steps", "target", "budget"] | None = None
-    """Why training ended: all steps done, target loss reached, budget spent. None where the run did not end well."""
+    """Why training ended: all steps done, target loss reached, budget spent. None if the run failed."""
     lost: dict[str, str] = Field(default={}, exclude_if=lambda lost: not lost)
-    """Workers that failed while asynchronous training went on without them, by name, and why; no number here is of
-    them."""
+    """Workers that failed while asynchronous training continued without them, by name, with reasons; excluded from all
+    numbers here."""
     certificate: Verdict | None
     bound: float | None = None
-    """How much what was found wrong with the links changes the run's step, at most, as a share (`metrics.bound`)."""
+    """Largest relative change of the run's step time by the deviations of its links (`metrics.bound`)."""
     contended: float | None = None
-    """How far the durations of the run's own maths and codecs lie from the calibration, as a share, at the stage where
-    they are furthest; None where nothing says how long they should last (`metrics.contention`)."""
+    """Relative deviation of the run's maths and codec durations from the calibration, at the worst stage; None without
+    a calibration (`metrics.contention`)."""
     steps: int
-    """Training steps done, warm-up included."""
+    """Training steps done, including warm-up."""
     measured_steps: int
     step_s: float | None
     """Median over the measured steps."""
     step_quartiles_s: tuple[float, float] | None
     first_measured_step: int | None = None
-    """Steps before it are warm-up: those that the cell says, and those before the steady state (`metrics.steps`)."""
+    """First step after warm-up: after the cell's warm-up steps, and in the steady state (`metrics.steps`)."""
     steady_from: int | None = None
-    """Played: the step from which all repeat to the nanosecond, as the player proved; None: no such proof."""
+    """Played: first step from which all steps provably repeat to the nanosecond; None: not proved."""
     steady_period: int | None = None
-    """After how many steps they repeat."""
+    """Number of steps after which they repeat."""
     step_interval_s: tuple[float, float] | None = None
     """95 % interval of the median (`metrics.statistics`)."""
     ideal_step_s: float | None
-    """Critical path of the schedule from measured compute and coding, counted bytes and the pipe formula; median."""
+    """Critical path of the schedule from measured compute and codecs, counted bytes and the link formula; median."""
     efficiency: float | None
     """ideal / measured, median of the steps' ratios."""
     tokens_per_s: float | None
-    """Of images, images per second."""
+    """Images per second, if images are learned."""
     raw_bytes_per_step: float | None
     """Bytes of tensors as fp32, all boundaries and both directions."""
     payload_bytes_per_step: float | None
     wire_bytes_per_step: float | None
-    """IP packets that the stages sent: headers, acknowledgements and retransmissions too; mean."""
+    """IP packets sent by the stages, including headers, acknowledgements and retransmissions; mean."""
     header_bytes_per_step: float | None
-    """TCP and IP headers among them, from the segments that the sockets count."""
+    """TCP and IP headers in these, from the sockets' segment counts."""
     retransmitted_bytes_per_step: float | None
     compression_ratio: float | None
     """raw / payload; the raw type is fp32."""
     split: Split | None
+    worst: WorstStep | None = Field(default=None, exclude_if=is_none)
+    """The worst step after warm-up; None if it is at most twice the median."""
     train_loss: float | None
     """Loss of the last training step."""
     validation_loss: float | None
-    """Loss of the last evaluation; the boundaries' codec is in place."""
+    """Loss of the last evaluation, with the boundaries' codec in place."""
     validation_accuracy: float | None = Field(default=None, exclude_if=is_none)
-    """Share of the test images that were named right in it; None: a text was learned."""
+    """Share of test images classified correctly in the last evaluation; None if a text is learned."""
     uncompressed_loss: float | None = None
-    """Loss of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""
+    """Loss of the last evaluation, repeated with fp32 at the boundaries; None if not requested."""
     unigram_floor: float | None = None
-    """Loss of a model that knows the frequencies of the training part's tokens and nothing else, on the same validation
-    batches; None where it was not kept, or images were learned."""
+    """Loss, on the same validation batches, of a model that knows only the token frequencies of the training part; None
+    for images, or in old records."""
     overrun_share: float | None = None
-    """Share of the measured steps' actions whose maths took longer than the emulated device's; None where nothing is
+    """Share of the measured steps' actions whose maths took longer than the emulated device; None if nothing is
     paced."""
     duty: float | None = None
-    """Cores that the maths of all stages kept busy, on average over the measured steps; None where nothing is paced."""
+    """Mean number of cores kept busy by the maths of all stages in the measured steps; None if nothing is paced."""
     wall_s: float | None
     """From the start of the first step to the end of the last."""
 
     @property
     def at_floor(self) -> bool:
-        """Whether the validation loss is so near the unigram floor that the model has learned little else."""
+        """Whether the validation loss is within NEAR_FLOOR of the unigram floor: little but frequencies was learned."""
         known = self.validation_loss is not None and self.unigram_floor is not None
         return known and (self.validation_loss or 0.0) > (self.unigram_floor or 0.0) - NEAR_FLOOR

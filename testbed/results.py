@@ -1,51 +1,49 @@
-"""The result folders: `results/<experiment>/<cell id>/run-<k>/`. Written whole or not at all; read back as records.
+"""The result folders: `results/<experiment>/<cell id>/run-<k>/`. Files are written atomically and read back as records.
 
-cell.json  DIGEST.trace (where a link follows one)  environment.json  lab.json  certificate.json  steps-<stage>.jsonl
-counters.jsonl  summary.json (last)
+cell.json  DIGEST.trace (if a link follows one)  environment.json  lab.json  certificate.json  steps-<stage>.jsonl
+counters.jsonl  summary.json  manifest.json (last)
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, RootModel, ValidationError, model_validator
 
-from testbed import paths
-from testbed.errors import ResultsError, SpecError, UserError
+from testbed import manifest, paths
+from testbed.errors import ResultsError, SpecError, TestbedError
 from testbed.frozen import Frozen
-from testbed.profiles import trace
+from testbed.profiles import rate_trace
 from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summary
 from testbed.spec import Cell
 
 Record = TypeVar("Record", bound=BaseModel)
 Order = Literal["grouped", "interleaved"]
-"""Of the runs of a sweep; see `sweep.conduct.arrange_runs`."""
+"""Order of the runs of a sweep; see `sweep.conduct.arrange_runs`."""
+CHECKPOINT: Final = "checkpoint-"
+"""How the name of a training's checkpoint begins; its step follows."""
 
 
-def check_folder(path: Path, remedy: str = "choose another with --results") -> None:
-    """Check that `make_folder` could make a folder, without making it. SpecError, which ends with `remedy`."""
+def check_folder(path: Path, remedy: str = "choose another with --results", *, to_write: bool = True) -> None:
+    """Check, without creating it, that `make_folder` could create a folder, or that it can be read.
+    Otherwise SpecError, with `remedy`.
+    """
     nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise SpecError(f"cannot make the folder {path}: {nearest} is not a folder; {remedy}")
-    if not os.access(nearest, os.W_OK):
+    if to_write and not os.access(nearest, os.W_OK):
         raise SpecError(f"cannot write to the folder {nearest}; {remedy}")
 
 
 def make_folder(path: Path, remedy: str = "choose another with --results") -> Path:
-    """Make a folder and its missing parents, owned by the invoking user. SpecError, which ends with `remedy`, if it
-    cannot be.
-    """
-    missing = [p for p in (path, *path.parents) if not p.exists()]
+    """Create a folder and its missing parents, owned by the invoking user. If that fails, SpecError, with `remedy`."""
     try:
-        for folder in reversed(missing):
-            folder.mkdir(exist_ok=True)
-            paths.give_to_user(folder)
+        paths.make_folders(path)
     except OSError as error:
         raise SpecError(f"cannot make the folder {path}: {error.strerror}; {remedy}") from None
     if not os.access(path, os.W_OK):
@@ -53,31 +51,14 @@ def make_folder(path: Path, remedy: str = "choose another with --results") -> Pa
     return path
 
 
-@contextmanager
-def locked(path: Path, busy: str = "") -> Iterator[None]:
-    """Hold a lock, and wait for whoever holds it; or raise UserError with `busy`, where that is given. It is free again
-    when its holder ends, however that ends.
-    """
-    with path.open("a") as file:
-        paths.give_to_user(path)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-        except BlockingIOError:
-            raise UserError(busy) from None
-        yield
-
-
 def write_json(path: Path, content: BaseModel | dict[str, Any]) -> None:
-    """Write a record so that a reader sees the old file or the new one, never a part."""
+    """Write a record atomically: a reader sees the old file or the new one, never a part."""
     text = (
         content.model_dump_json(indent=1)
         if isinstance(content, BaseModel)
         else json.dumps(content, indent=1, sort_keys=True)
     )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text + "\n", encoding="utf8")
-    paths.give_to_user(draft)
-    draft.replace(path)
+    paths.write_atomically(path, text + "\n")
 
 
 def read_json(path: Path, kind: type[Record]) -> Record:
@@ -88,14 +69,12 @@ def read_json(path: Path, kind: type[Record]) -> Record:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
         raise ResultsError(
-            f"{path} is not a {kind.__name__} record: {error.error_count()} faults, first: {error.errors()[0]}"
+            f"{path} is not a {kind.__name__} record: {error.error_count()} errors, the first: {error.errors()[0]}"
         ) from None
 
 
-def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
-    """Read the records of a file that has one per line, without a last line that was cut off. ResultsError names file
-    and line.
-    """
+def read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
+    """Read a file with one record per line, without a truncated last line. ResultsError names the file and line."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -111,14 +90,14 @@ def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
 
 
 class ClaimSpec(Frozen):
-    """One claim about two arms, with the effect that decides it."""
+    """One claim about two arms, with its threshold."""
 
     name: str
-    """In a few words, for tables."""
+    """Short name, for tables."""
     ours: dict[str, Any]
-    """Which cells: dotted field = value, or a list of values, as in [[only]]."""
+    """Filter of the cells: dotted field = value, or a list of values, as in [[only]]."""
     baseline: dict[str, Any]
-    """Those that they are compared with."""
+    """Filter of the cells to compare with."""
     loss: float | None = None
     """As in `CompareSpec`; exactly one of the three is stated."""
     speed_up: Annotated[float, Field(gt=0)] | None = None
@@ -129,61 +108,61 @@ class ClaimSpec(Frozen):
         stated = [name for name in ("loss", "speed_up", "time_to_loss") if getattr(self, name) is not None]
         if len(stated) != 1:
             raise ValueError(
-                f"claim {self.name!r} states {' and '.join(stated) or 'no effect'}; one of loss, speed_up and "
-                "time_to_loss is needed"
+                f"claim {self.name!r} states {' and '.join(stated) or 'no effect'}; state exactly one of loss, "
+                "speed_up and time_to_loss"
             )
         return self
 
 
 class CompareSpec(Frozen):
-    """[compare]: what each arm is compared with, and the effects that decide a verdict (`metrics.verdicts`)."""
+    """[compare]: the baselines of each arm, and the thresholds of the verdicts (`metrics.verdicts`)."""
 
     baselines: Annotated[tuple[str, ...], Field(min_length=1)] = ("bf16", "fp32")
-    """Codecs that every arm is compared with: first what people send, then what nothing is lost by."""
+    """Codecs that every arm is compared with: first the usual one, then the lossless one."""
     loss: float | None = None
-    """Claim: an arm's validation loss after equal tokens lies at most so many nats above the baseline's. None: the
-    difference has an interval and no verdict."""
+    """Claim: an arm's validation loss after equal tokens is at most this many nats above the baseline's. None: report
+    the difference with its interval, but no verdict."""
     speed_up: Annotated[float, Field(gt=0)] | None = None
-    """Claim: an arm's step is at least so many times as fast as the baseline's over the same network."""
+    """Claim: an arm's step is at least this many times as fast as the baseline's over the same network."""
     time_to_loss: Annotated[float, Field(gt=0)] | None = None
-    """Claim: an arm reaches `target_loss` at least so many times as fast."""
+    """Claim: an arm reaches `target_loss` at least this many times as fast."""
     target_loss: Annotated[float, Field(gt=0)] | None = None
-    """Stated beforehand: a loss that is read off one arm selects."""
+    """Target loss, stated in advance: a loss taken from the results of an arm would favour it."""
     claims: tuple[ClaimSpec, ...] = ()
-    """Comparisons with an effect of their own."""
+    """Comparisons with their own thresholds."""
 
     @model_validator(mode="after")
     def _target_stated(self) -> CompareSpec:
         timed = self.time_to_loss is not None or any(claim.time_to_loss is not None for claim in self.claims)
         if timed and self.target_loss is None:
-            raise ValueError("time_to_loss is stated without target_loss, the loss that is to be reached")
+            raise ValueError("time_to_loss is stated without target_loss; state the loss to reach")
         return self
 
 
 class SweepRecord(Frozen):
-    """sweep.json: which cells the last sweep into a result folder asked for. The folder may hold others from before."""
+    """sweep.json: the cells of the last sweep into a result folder. The folder may hold cells of earlier sweeps too."""
 
     question: str
     command: str
-    """What was typed, to be typed again."""
+    """Command line of the sweep."""
     cells: tuple[str, ...]
-    """Ids, as the file has them; runs that only served to tune are not among them."""
+    """Ids in the order of the file, without cells that were only used for tuning."""
     repeats: int = 1
-    """Good runs that each cell was to have."""
+    """Requested number of successful runs per cell."""
     order: Order = "grouped"
     order_seed: int = 0
     tuned: bool = False
-    """Whether tuning.json says how a field was chosen for each arm."""
+    """Whether a field was tuned for each arm; see tuning.json."""
     marks: dict[str, str] = Field(default={})
-    """Ids of cells -> what must be known of the value that was chosen for them, where something must."""
+    """Caveats about the values chosen by tuning, by cell id."""
     stated: tuple[str, ...] = ()
-    """Ids of cells that state the field which is chosen for others."""
+    """Ids of cells that state the tuned field themselves."""
     compare: CompareSpec | None = None
-    """What the file says about comparisons."""
+    """The [compare] table of the file."""
     live_checks: dict[str, str] = Field(default={})
-    """Ids of live cells -> ids of the played ones that were checked with them."""
+    """Ids of live cells -> ids of the played cells that they check."""
     live_reason: str = ""
-    """Why there was no live check, where one was asked for."""
+    """Why a requested live check was not made."""
 
 
 class TriedValue(Frozen):
@@ -193,45 +172,45 @@ class TriedValue(Frozen):
     cells: tuple[str, ...]
     """Ids of its cells, one per seed."""
     losses: tuple[float | None, ...]
-    """Final validation losses; None where no run ended well."""
+    """Final validation losses; None if no run succeeded."""
     mean_loss: float | None
-    """None: out, because a loss is missing or not finite."""
+    """Mean of the losses; None: disqualified, because a loss is missing or not finite."""
     added: bool = False
-    """Whether it was not asked for, and tried because the best value was at the end of the list."""
+    """Whether the value was added, because the best value was at the end of the list."""
 
 
 class TunedArm(Frozen):
-    """One arm: what was tried and what was taken."""
+    """One arm: the values tried and the value chosen."""
 
     arm: dict[str, Any]
     """For example {"codec": "int8"}."""
     tried: tuple[TriedValue, ...]
     """In ascending order."""
     chosen: Any
-    """None where no value led to a finite loss with every seed."""
+    """Chosen value; None if no value led to a finite loss with every seed."""
     mark: str = ""
-    """Why the choice cannot be relied on, in a few words that go wherever the arm's numbers go; empty where it can."""
+    """Short reason why the choice is unreliable, shown with the arm's numbers; empty if it is reliable."""
 
     @property
     def left(self) -> bool:
-        """Whether there is a value to run the arm with."""
+        """Whether the arm has a chosen value."""
         return self.chosen is not None
 
 
 class RankCheck(Frozen):
-    """Whether short runs rank values as full ones do: the first arm's values, trained at full length too."""
+    """Check that short runs rank values as full ones do, with the first arm's values trained at full length too."""
 
     arm: dict[str, Any]
     steps: int
     """The full length."""
     tried: tuple[TriedValue, ...]
-    """At full length; without the values that were out at the short one."""
+    """Values at full length, without those disqualified at the short one."""
     chosen: Any
     """The best value at full length."""
     tau: float | None
     """Kendall's rank correlation of the mean losses at both lengths; None below two values."""
     regret: float | None
-    """What the short runs' choice costs at full length, in nats per token; None where its loss is not finite."""
+    """Excess loss of the short runs' choice at full length, in nats per token; None if its loss is not finite."""
     alike: bool
     """Whether both lengths choose the same value."""
 
@@ -242,31 +221,31 @@ class TuningRecord(Frozen):
     field: str
     """Dotted."""
     steps: int | None
-    """Of each run; None: as many as the arm's own training has."""
+    """Number of steps per run; None: those of the arm's training."""
     seeds: tuple[int, ...]
     over: str
-    """The network of trials that need one: those of live cells."""
+    """The network of live trials."""
     arms: tuple[TunedArm, ...]
     widen: int = 0
-    """Values that each arm could have had beyond those that were asked for."""
+    """Maximum number of values added per arm."""
     quick: bool = False
-    """Whether it is a short form, whose choice says nothing."""
+    """Whether it is a short form, with a meaningless choice."""
     check: RankCheck | None = None
-    """None where the runs had full length, or the form is a short one."""
+    """None if the runs had full length, or in a short form."""
 
 
 def last_tuning(experiment: Path) -> TuningRecord | None:
-    """Read how the last sweep into this folder was tuned; None where it was not."""
+    """Read the tuning of the last sweep into this folder; None if it was not tuned."""
     path = experiment / "tuning.json"
     return read_json(path, TuningRecord) if path.exists() else None
 
 
 def last_sweep(experiment: Path) -> SweepRecord:
-    """Read what the last sweep into this folder asked for; every cell in it where none was recorded."""
+    """Read the record of the last sweep into this folder; without one, every cell in the folder."""
     path = experiment / "sweep.json"
     if path.exists():
         return read_json(path, SweepRecord)
-    cells = sorted(folder.name for folder in experiment.glob("*/") if any(folder.glob("run-*")))
+    cells = dict.fromkeys(run.folder.parent.name for run in runs(experiment))
     return SweepRecord(question="", command="", cells=tuple(cells))
 
 
@@ -274,8 +253,27 @@ class Environment(RootModel[dict[str, Any]]):
     """environment.json: see `sweep.environment`."""
 
 
+class Proof(NamedTuple):
+    """Whether the files of a run are complete and unaltered."""
+
+    state: Literal["verified", "unverified", "unfinished", "altered"]
+    """verified: according to its manifest. unverified: an old run without a manifest, with consistent files.
+    unfinished: it is still running, or was killed."""
+    why: str = ""
+    """The faulty file; empty if verified or unverified."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether the numbers of the run may be used."""
+        return self.state in ("verified", "unverified")
+
+
+FINISHED_BY = "finished_by"
+"""Key of environment.json that distinguishes a run whose manifest is missing from an old run, which never had one."""
+
+
 class Run(NamedTuple):
-    """One run's folder; files are read when asked for."""
+    """One run's folder; files are read on access."""
 
     folder: Path
 
@@ -285,7 +283,7 @@ class Run(NamedTuple):
 
     @property
     def cell(self) -> Cell:
-        trace.find_kept_traces(self.folder)
+        rate_trace.find_kept_traces(self.folder)
         return read_json(self.folder / "cell.json", Cell)
 
     @property
@@ -294,7 +292,7 @@ class Run(NamedTuple):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """environment.json: the machine; empty where there is none. ResultsError when it cannot be read."""
+        """environment.json: the machine; empty if missing. ResultsError if it cannot be read."""
         path = self.folder / "environment.json"
         return read_json(path, Environment).root if path.exists() else {}
 
@@ -304,44 +302,124 @@ class Run(NamedTuple):
 
     @property
     def summary(self) -> Summary | None:
-        """The run in numbers; None while it has not ended."""
-        path = self.folder / "summary.json"
-        return read_json(path, Summary) if path.exists() else None
+        """The summary of the run; None until it has ended. ResultsError for an altered run."""
+        proof = self.proof
+        if proof.state == "altered":
+            raise ResultsError(f"{self.folder} was altered after it was written: {proof.why}; {MADE_AGAIN}")
+        return self._summary_if(proof)
+
+    @property
+    def sound_summary(self) -> Summary | None:
+        """The summary of the run; None until it has ended, and for an altered run."""
+        return self._summary_if(self.proof)
+
+    def _summary_if(self, proof: Proof) -> Summary | None:
+        return read_json(self.folder / "summary.json", Summary) if proof.sound else None
+
+    @property
+    def proof(self) -> Proof:
+        """Whether its files are complete, unaltered, and those of the cell that its folder is named after. SpecError
+        for a verified run of a codec or job that cannot be imported here.
+        """
+        proving, verified = self.folder / manifest.NAME, (self.folder / manifest.NAME).exists()
+        try:
+            fault = manifest.find_fault(proving, lambda: manifest.subject_of(self.cell)) if verified else ""
+            if not fault and (cell := self.cell).id != self.folder.parent.name:
+                fault = f"cell.json is that of {cell.id}"
+            if fault or verified:
+                return Proof("altered", fault) if fault else Proof("verified")
+            due = self.environment.get(FINISHED_BY) == manifest.NAME
+            if due or not (self.folder / "summary.json").exists():
+                return Proof("unfinished", f"it is still running, or was killed: it has no {proving.name}")
+            fault = self._disagreement(cell, read_json(self.folder / "summary.json", Summary))
+        except TestbedError as error:
+            if verified and isinstance(error, SpecError):
+                raise  # its files are unaltered: the module of its codec or job is missing here
+            fault = str(error)
+        return Proof("altered", fault) if fault else Proof("unverified")
+
+    def _disagreement(self, cell: Cell, summary: Summary) -> str:
+        """Return how the files of an old run contradict its summary; empty if they agree."""
+        if summary.cell_id != cell.id:
+            return f"summary.json is that of {summary.cell_id}"
+        if summary.certificate is not None:
+            _ = self.certificates  # raises ResultsError if there are none
+        nodes = [node for node, name in enumerate(cell.node_names) if name not in summary.lost]
+        steps = min((self.count_steps(node)[0] for node in nodes), default=0)
+        agree = summary.status != "ok" or steps == summary.steps
+        return "" if agree else f"summary.json says {summary.steps} steps, but the records have {steps}"
+
+    def count_steps(self, node: int) -> tuple[int, int]:
+        """Count a node's training steps and all of its records, in complete lines and without reading them."""
+        path = self.folder / f"steps-{node}.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return sum(b'"phase":"train"' in line for line in lines), len(lines)
+
+    def finish(self, summary: Summary) -> None:
+        """Write the summary, and then the manifest that makes the run a finished one."""
+        write_json(self.folder / "summary.json", summary)
+        manifest.write_manifest(self.folder / manifest.NAME, manifest.subject_of(self.cell), self.folder.iterdir())
+        for folder in (self.folder.parent, self.folder.parent.parent):
+            paths.sync_folder(folder)
 
     def steps(self, stage: int) -> list[StepRecord]:
-        """Read the records of one stage; a last line that was cut off by a crash is left out."""
-        return list(_read_lines(self.folder / f"steps-{stage}.jsonl", StepRecord))
+        """Read the records of one stage, without a last line truncated by a crash."""
+        return list(read_lines(self.folder / f"steps-{stage}.jsonl", StepRecord))
+
+    def all_steps(self) -> list[list[StepRecord]]:
+        """Return the records of every node, by node."""
+        return [self.steps(node) for node in range(self.cell.nodes)]
 
     def samples(self) -> Iterator[Sample]:
-        """Read the lab's counters, ten times a second, oldest first; none where they were not taken."""
-        return _read_lines(self.folder / "counters.jsonl", Sample)
+        """Read the samples of the lab's counters, oldest first; none if they were not taken."""
+        return read_lines(self.folder / "counters.jsonl", Sample)
+
+
+MADE_AGAIN = "repeat the sweep, which sets it aside and makes the run again"
 
 
 def runs(experiment: Path, cell_id: str | None = None) -> Iterator[Run]:
-    """Yield every run below an experiment's result folder, by cell and number."""
+    """Yield every run below an experiment's result folder, by cell and number: folders named run-<digits>."""
     cells = [experiment / cell_id] if cell_id else sorted(experiment.glob("*/"))
     for cell in cells:
-        yield from sorted((Run(p) for p in cell.glob("run-*/")), key=lambda run: run.number)
+        named = [Run(path) for path in cell.glob("run-*/") if re.fullmatch(r"run-[0-9]+", path.name)]
+        yield from sorted(named, key=lambda run: run.number)
 
 
 def finished_runs(experiment: Path, cell_id: str) -> list[Run]:
-    """Return the runs of a cell that ended well, oldest first."""
-    return [run for run in runs(experiment, cell_id) if (summary := run.summary) is not None and summary.status == "ok"]
+    """Return the successful, unaltered runs of a cell, oldest first."""
+    ended = ((run, run.sound_summary) for run in runs(experiment, cell_id))
+    return [run for run, summary in ended if summary is not None and summary.status == "ok"]
 
 
 def finished(experiment: Path, cell_id: str) -> Run | None:
-    """Return the newest run of a cell that ended well, or None."""
+    """Return the newest successful run of a cell, or None."""
     done = finished_runs(experiment, cell_id)
     return done[-1] if done else None
 
 
+def set_aside(experiment: Path, cell_ids: Iterable[str], note: Callable[[str], None]) -> None:
+    """Rename the altered and unfinished runs of cells, and tell `note` which. The caller must hold the folder's lock: a
+    run in progress is unfinished, too.
+    """
+    for run in [run for cell_id in cell_ids for run in runs(experiment, cell_id)]:
+        if not (proof := run.proof).sound:
+            aside = manifest.set_aside(run.folder)
+            note(f"{run.folder.parent.name}/{run.folder.name} is set aside as {aside.name}: {proof.why}")
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a training's folder, valid or not, in order."""
+    return sorted(int(path.name.removeprefix(CHECKPOINT)) for path in folder.glob(f"{CHECKPOINT}*[0-9]"))
+
+
 def new_run(experiment: Path, cell: Cell) -> Run:
-    """Make a fresh folder for the next run of a cell, with cell.json in it."""
+    """Create the folder of the next run of a cell, with cell.json in it."""
     number = max((r.number for r in runs(experiment, cell.id)), default=0) + 1
     run = Run(make_folder(experiment / cell.id / f"run-{number}"))
-    for profile in cell.profiles:
+    for profile in cell.all_profiles:
         for pipe in (profile.up, profile.down):
             if pipe is not None and pipe.trace is not None:
-                paths.give_to_user(trace.keep_trace(pipe.trace, run.folder))
+                paths.give_to_user(rate_trace.keep_trace(pipe.trace, run.folder))
     write_json(run.folder / "cell.json", cell)
     return run

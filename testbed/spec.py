@@ -1,4 +1,5 @@
-"""The cell: all that decides one run. Frozen records, every number resolved, no default that changes a measured number.
+"""The cell: everything that determines one run. Frozen records, every number resolved, no default that changes a
+measured number.
 
 `sweep.plan` makes cells from experiment files; the link profiles in them come from `testbed.profiles`.
 """
@@ -9,96 +10,116 @@ import hashlib
 import importlib
 import itertools
 import math
+import operator
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
 from testbed.directions import LinkDirection
 from testbed.errors import SpecError
+from testbed.faults import Fault, LinkFault, NodeFault, check_faults, with_faults
 from testbed.frozen import Frozen, canonical_json, is_none
-from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles import LinkProfile, Pipe, load_profile
 
 Engine = Literal["netem", "relay"]
 Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
 RINGS: Final[tuple[Exchange, ...]] = ("all-reduce", "all-gather")
-"""Exchanges in which a worker speaks with the two beside it."""
+"""Exchanges in which a worker communicates only with its two neighbours."""
 Topology = Literal["star", "line"]
 Timing = Literal["live", "played"]
 Clock = Literal["virtual", "real"]
 ScheduleName = Literal["gpipe", "1f1b"]
-DurationNs = Annotated[int, Field(ge=1)]
+RtoMaxMs = Annotated[int | None, Field(ge=1000, le=120_000)]
+"""Longest time after which TCP sends again what was not acknowledged, in milliseconds; None: the kernel's, 120 s. It
+decides how long after an outage nothing moves. In the lab's time, as all of TCP's constants."""
+DurationNs = Annotated[int, Field(ge=1, le=10**15)]
+"""At most eleven days."""
+
+
+class SiteSpec(Frozen):
+    """Nodes of a star behind a router, whose link to the hub they share."""
+
+    nodes: tuple[int, ...] = Field(min_length=1)
+    profile: Annotated[
+        LinkProfile, BeforeValidator(lambda value: load_profile(value) if isinstance(value, str) else value)
+    ]
+    """Of the link from the router to the hub; in a file by name."""
+
+
+Sites = tuple[SiteSpec, ...] | None
+"""Sites of a lab; None: every node's link leads to the hub."""
 
 
 class WorkloadSpec(Frozen):
-    """Which model learns what: the part that texts and images have alike."""
+    """Model and data: the fields shared by texts and images."""
 
     model: str
-    """A named size (see `testbed.workloads`), or a checkpoint: one that a program of ours makes, or the id or path of a
+    """A named size (see `testbed.workloads`), or a checkpoint: one made by a testbed program, or the id or path of a
     cached one; for images a network of `workloads.networks`."""
     batch_size: int = Field(ge=1)
-    """Sequences, or images, in one step, all micro-batches and workers together."""
+    """Sequences or images per step, over all micro-batches and workers."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """What the layers compute in: bf16 is torch's autocast; parameters, what crosses boundaries and the optimiser stay
-    fp32. Images are learned in fp32."""
+    """Precision of the layers: bf16 is torch's autocast; parameters, tensors at boundaries and the optimiser stay fp32.
+    Images are learned in fp32."""
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens, or images, in a batch."""
+        """Tokens or images per batch."""
         return self.batch_size
 
 
 class TextSpec(WorkloadSpec):
-    """A language model learns a text."""
+    """Training of a language model on a text."""
 
     family: str
     """A row of `testbed.workloads.models.FAMILIES`."""
     weights: str | None = Field(default=None, exclude_if=is_none)
-    """SHA-256 of the weights that training begins with; None for a named size, which begins with the seed's. Filled in
-    when a cell is made of a file, or stated there, and compared with what is on the machine."""
+    """SHA-256 of the initial weights; None for a named size, whose weights come from the seed. Stated in the file, or
+    filled in when the cell is resolved; checked against the weights on this machine."""
     text: str
-    """'bundled' or 'moby-dick', which come with the package; the path of a text or .parquet file; or a data set of the
-    hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
+    """'bundled' or 'moby-dick' (part of the package); the path of a text or .parquet file; or a data set of the hub,
+    'hub:NAME' or 'hub:NAME:CONFIGURATION', for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
     sequence_length: int = Field(ge=2)
     validation_batches: int = Field(ge=1)
-    """Batches of the fixed validation split that an evaluation reads."""
+    """Number of batches of the fixed validation split per evaluation."""
     training_sequences: int | None = Field(default=None, ge=1)
-    """How many sequences of the training split are read, the same in every epoch; None: all of them."""
+    """Number of sequences of the training split to use, the same in every epoch; None: all of them."""
     order: Literal["shuffled", "fixed"] = "shuffled"
-    """Order of the training sequences: a new one each epoch, or the first epoch's again."""
+    """Order of the training sequences: a new one each epoch, or always that of the first epoch."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Drawn from the seed, step, micro-batch and layer, so that neither cut nor recomputation changes it."""
+    """Drawn from the seed, step, micro-batch and layer, so that it does not depend on the cut or on recomputation."""
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens in a batch."""
+        """Tokens per batch."""
         return self.batch_size * self.sequence_length
 
 
 PREPARED_BY: Final = "text", "model", "sequence_length", "batch_size", "validation_batches", "training_sequences"
-"""What decides a prepared text: its tokens come from the text and the model's tokenizer; the rest only decides whether
-it is long enough."""
+"""Fields that determine a prepared text: its tokens depend on the text and the model's tokenizer, the other fields are
+for the check that it is long enough."""
 
 
 class ImagesSpec(WorkloadSpec):
-    """A small network learns to name labelled images, in data parallel training; an evaluation scores all test images.
+    """Training of a small network to classify images, data parallel; an evaluation scores all test images.
 
-    Each worker has a shard of the training images, as large a part of them as its `data.shares` says.
+    Each worker has a shard of the training images, of the relative size in `data.shares`.
     """
 
     precision: Literal["fp32"] = "fp32"
     images: str
-    """'digits', which come with scikit-learn, or a data set of the hub that was fetched, 'hub:NAME' or
-    'hub:NAME:CONFIGURATION', for example 'hub:ylecun/cifar10'."""
+    """'digits' (part of scikit-learn), or a fetched data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for
+    example 'hub:ylecun/cifar10'."""
     alpha: float | None = Field(default=None, gt=0)
-    """Of the Dirichlet distribution that workers' mixes of classes are drawn from (`workloads.shards`): the smaller,
-    the fewer classes each has; None: classes are mixed alike."""
+    """Parameter of the Dirichlet distribution from which the class mixes of workers are drawn (`workloads.shards`): a
+    smaller alpha gives each worker fewer classes; None: all workers have the same mix."""
 
 
 def _kind_of_workload(workload: object) -> str | None:
-    """Return the name of the record that a table, or a record, is of; None where that would be two."""
+    """Return the name of the record type of a table or record; None if it is ambiguous."""
     stated = workload.keys() if isinstance(workload, Mapping) else ()
     if "text" in stated and "images" in stated:
         return None
@@ -110,51 +131,56 @@ Workload = Annotated[
     Discriminator(
         _kind_of_workload,
         custom_error_type="two_workloads",
-        custom_error_message="it has both text, which a language model learns, and images, which a small network "
-        "learns; state one of them",
+        custom_error_message="it has both text, for a language model, and images, for a small network; state only one "
+        "of them",
     ),
 ]
-"""What is learned; in a file, which of the two follows from what is stated."""
+"""Model and data; in a file, the stated keys select the type."""
 
 
 class Parallelism(Frozen):
-    """What every kind of job says of itself: a pipeline, data parallel training, or the kind of a table `job`."""
+    """Interface of every kind of job: a pipeline, data parallel training, or the kind of a table `job`."""
 
     unit: ClassVar[str]
-    """What one of its places is called: a stage, a worker, a node."""
+    """Name of one of its places: stage, worker or node."""
     counts: ClassVar[str]
-    """What the numbers of its actions count: micro-batches, or steps."""
+    """What the numbers of its actions count: micro-batches or steps."""
     computes: ClassVar[Sequence[str]]
-    """Which of the activities of `metrics.spans` its computing is, but for updates."""
+    """Activities of `metrics.spans` that count as compute, in addition to updates."""
 
     @property
     @abstractmethod
     def places(self) -> Sequence[str]:
-        """The names of its places, each of which is a node of the lab and has records."""
+        """Names of its places; each is a node of the lab and has records."""
 
     @property
     @abstractmethod
     def in_short(self) -> tuple[str, str]:
-        """Who works, and in which order, for a table of cells."""
+        """Workers and their order, for a table of cells."""
 
     @property
     def cycle(self) -> int:
-        """After how many steps a run may repeat itself."""
+        """Number of steps after which a run may repeat itself."""
         return 1
 
     @property
+    def needs_star(self) -> bool:
+        """Whether places send to others than their neighbours; where it is not known, the player refuses a line."""
+        return False
+
+    @property
     def batches_per_step(self) -> int:
-        """How many batches the place that works most learns from in a step."""
+        """Number of batches per step at the busiest place."""
         return 1
 
     @property
     def batch_parts(self) -> int:
-        """Into how many equal parts its places cut a batch, beside the micro-batches that each of them makes."""
+        """Number of equal parts of a batch, one per place, before each cuts its part into micro-batches."""
         return 1
 
 
 class PipelineSpec(Parallelism):
-    """How the model is cut and in which order the pieces work."""
+    """The cut of the model into stages, and the order of their work."""
 
     unit = "stage"
     counts = "micro-batch"
@@ -164,14 +190,13 @@ class PipelineSpec(Parallelism):
     microbatches: int = Field(ge=1)
     schedule: ScheduleName
     in_flight: int = Field(ge=1)
-    """Micro-batches that the first stage may have in flight at once (1f1b; gpipe has all of them)."""
+    """Maximum number of micro-batches in flight at the first stage (1f1b; in gpipe, all of them)."""
     accumulation: int = Field(default=1, ge=1)
-    """Times that the schedule is gone through, with its micro-batches each time, before the optimiser takes a step."""
+    """Number of passes through the schedule, each with all its micro-batches, per optimiser step."""
     layers: tuple[int, ...] | None = None
-    """Layers of each stage; None: as even as can be (see `workloads.models.split_layers`)."""
+    """Number of layers of each stage; None: as even as possible (see `workloads.models.split_layers`)."""
     recompute: bool = False
-    """What a stage computes forward is not kept for the backward pass but computed again there: less memory for more
-    time."""
+    """Recompute activations in the backward pass instead of keeping them: less memory for more time."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -180,17 +205,17 @@ class PipelineSpec(Parallelism):
 
     @property
     def in_short(self) -> tuple[str, str]:
-        """Who works, and in which order, for a table of cells."""
+        """Workers and their order, for a table of cells."""
         return str(self.stages), f"{self.schedule}, {self.in_flight} in flight"
 
 
 def _listed(value: object) -> object:
-    """Take one number for a list of one. What was a list in JSON must be a tuple here."""
+    """Convert a number to a tuple of one, and a JSON list to a tuple."""
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
 class OuterSpec(Frozen):
-    """SGD on what the workers' local steps have changed (DiLoCo, arXiv 2311.08105)."""
+    """SGD on the weight changes of the workers' local steps (DiLoCo, arXiv 2311.08105)."""
 
     learning_rate: float = Field(gt=0)
     momentum: float = Field(ge=0, lt=1)
@@ -199,44 +224,45 @@ class OuterSpec(Frozen):
     @model_validator(mode="after")
     def _has_a_momentum(self) -> OuterSpec:
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov is true, and momentum 0; there is nothing to look ahead along")
+            raise ValueError("nesterov is true, but momentum is 0, so there is nothing to look ahead along; set either")
         return self
 
 
 class StreamingSpec(Frozen):
-    """An exchange is of one fragment of the model, in turn (Streaming DiLoCo, arXiv 2501.18512)."""
+    """Each exchange covers one fragment of the model, in turn (Streaming DiLoCo, arXiv 2501.18512)."""
 
     fragments: int = Field(ge=1)
-    """Parts of the model, whole tensors each, as large as each other as that allows. Each is exchanged once in so many
-    steps, so once in `fragments * local_steps` batches (the published H); staleness is below it, and the published
+    """Number of parts of the model, of whole tensors and as equal in size as possible. Each is exchanged once in this
+    many steps, i.e. once in `fragments * local_steps` batches (the published H). Staleness is below it; the published
     overlap is `staleness * local_steps`."""
     mixing: float = Field(default=0.0, ge=0, lt=1)
-    """How much of a worker's own weights remains in a fragment when the shared ones come: the published alpha."""
+    """Share of a worker's own weights that remains when it receives a shared fragment: the published alpha."""
 
 
 class DecoSpec(Frozen):
-    """DeCo-SGD chooses ratio and staleness by what it measures of the links (`replicas.leader`)."""
+    """DeCo-SGD: chooses ratio and staleness from its measurements of the links (`nodes.leader`)."""
 
     every: int = Field(ge=1)
     """Steps between choices."""
     noise: Literal["exp", "printed", "additive"]
-    """By which formula a ratio and a staleness slow convergence down (`policies.deco`)."""
+    """Formula for the slowdown of convergence by a ratio and a staleness (`policies.deco`)."""
     noise_weight: float = Field(gt=0)
-    """How much, where nothing hides behind computing."""
+    """Weight of that slowdown if no communication is hidden by compute."""
 
 
 class ArrivalsSpec(Frozen):
-    """A server that applies what workers send as it arrives, and waits for none of them (`replicas.arrivals`)."""
+    """A server that applies the workers' updates as they arrive, without waiting for any worker (`nodes.arrivals`)."""
 
     period_s: float | None = Field(default=None, gt=0, exclude_if=is_none)
-    """It applies what has arrived every so many seconds (FedLuck, arXiv 2407.05125)."""
+    """Seconds between two applications of the arrived updates (FedLuck, arXiv 2407.05125)."""
     buffer: int | None = Field(default=None, ge=1, exclude_if=is_none)
-    """As soon as so many have arrived (FedBuff, arXiv 2106.06639): 1, each by itself; all workers, synchronous."""
+    """Number of arrived updates that triggers their application (FedBuff, arXiv 2106.06639). 1: each by itself; the
+    number of workers: synchronous."""
 
     @model_validator(mode="after")
     def _has_one(self) -> ArrivalsSpec:
         if (self.period_s is None) == (self.buffer is None):
-            raise ValueError("arrivals are applied by period_s, or by buffer; state one of them")
+            raise ValueError("arrivals are applied by period_s or by buffer; state exactly one of them")
         return self
 
     @property
@@ -246,7 +272,7 @@ class ArrivalsSpec(Frozen):
 
 
 class DataParallelSpec(Parallelism):
-    """How workers that each train the whole model exchange what they learn. A step is one exchange."""
+    """Data parallel training: each worker trains the whole model, and they exchange updates. A step is one exchange."""
 
     unit = "worker"
     counts = "step"
@@ -254,29 +280,29 @@ class DataParallelSpec(Parallelism):
 
     workers: int = Field(ge=2, le=64)
     exchange: Exchange
-    """all-to-all: every worker sends its message to every other. star: to a server, the last node, which sends each the
-    aggregate. all-reduce: a ring adds up parts of dense messages and passes the sums on. all-gather: a ring passes
-    every message on."""
+    """all-to-all: every worker sends its message to every other one. star: to a server, the last node, which returns
+    the aggregate. all-reduce: a ring sums parts of dense messages and forwards the sums. all-gather: a ring forwards
+    every message."""
     staleness: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_listed)] = Field(min_length=1)
-    """Steps that a worker may be ahead of the aggregate that it has; 0 is synchronous. With `arrivals`: steps that the
-    server may have made since the weights that an update began with; what is older is refused. One number for all
+    """Maximum number of steps between a worker and its last aggregate; 0 is synchronous. With `arrivals`: maximum
+    number of server steps since the weights that an update is based on; older updates are rejected. One number for all
     workers, or one per worker."""
     local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
-    """Batches that a worker learns from between two exchanges. One number for all workers, or one per worker."""
+    """Number of batches per worker between two exchanges. One number for all workers, or one per worker."""
     outer: OuterSpec | None = Field(default=None, exclude_if=is_none)
-    """None: workers send gradients, and the optimiser is applied to their aggregate. Else the optimiser makes the local
-    steps, workers send what these changed, and this is applied to that."""
+    """None: workers send gradients, and the optimiser is applied to their aggregate. Otherwise the optimiser makes the
+    local steps, workers send the weight changes, and this outer optimiser is applied to their aggregate."""
     streaming: StreamingSpec | None = Field(default=None, exclude_if=is_none)
-    """None: an exchange is of the whole model, and workers go on from the shared weights. Else of a fragment, and in
-    the others they go on from their own: with `outer` only."""
+    """None: each exchange covers the whole model, and workers continue from the shared weights. Otherwise it covers a
+    fragment, and workers keep their own weights in the others; requires `outer`."""
     answer: str | None = None
-    """Codec of the aggregate that a star's server sends."""
+    """Codec of the aggregate sent by the server of a star."""
     deco: DecoSpec | None = Field(default=None, exclude_if=is_none)
-    """None: ratio and staleness stay as stated. Else they are what training begins with: live only."""
+    """None: ratio and staleness are constant. Otherwise the stated ones are only initial; live cells only."""
     arrivals: ArrivalsSpec | None = Field(default=None, exclude_if=is_none)
-    """None: a step has a message of every worker. Else a step has those that have arrived: live only."""
+    """None: a step uses a message of every worker. Otherwise it uses those that have arrived; live cells only."""
     shares: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    """Parts of each batch that a worker reads, and its weight in the aggregate; None: all workers alike."""
+    """Relative share of each worker in a batch and in the aggregate; None: equal shares."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> DataParallelSpec:
@@ -286,65 +312,69 @@ class DataParallelSpec(Parallelism):
                 raise ValueError(f"{name} has {count} numbers for {self.workers} workers; state one per worker")
         if (self.exchange == "star") != (self.answer is not None):
             raise ValueError(
-                f"exchange is {self.exchange!r}; a star, and nothing else, needs the codec of its server's `answer`, "
-                "for example 'fp32'"
+                f"exchange is {self.exchange!r}; `answer`, the codec of the server, for example 'fp32', is required "
+                "for a star and allowed only there"
             )
         if self.arrivals is not None and (self.exchange != "star" or self.outer is None or self.deco is not None):
             raise ValueError(
-                "arrivals are applied by a star's server to what local steps changed, with ratios that stay: state "
-                "exchange = 'star' and outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }, and no deco"
+                "arrivals needs a star whose server applies weight changes, with constant ratios: state exchange = "
+                "'star' and outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }, and remove deco"
             )
         if self.arrivals is not None and (self.arrivals.buffer or 0) > self.workers:
-            raise ValueError(f"arrivals.buffer is {self.arrivals.buffer}, and there are {self.workers} workers")
+            raise ValueError(f"arrivals.buffer is {self.arrivals.buffer}, but there are only {self.workers} workers")
         if self.outer is None and max(self.local_steps) > 1:
             raise ValueError(
-                "local_steps are more than 1, so workers send what they have changed; state what is done with that, "
-                "for example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
+                "local_steps is more than 1, so workers send weight changes; state the optimiser applied to them, for "
+                "example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
             )
         if self.streaming is not None:
             if self.outer is None or self.arrivals is not None or self.deco is not None:
                 raise ValueError(
-                    "streaming exchanges fragments of what local steps changed, in turn: state outer = "
+                    "streaming exchanges fragments of the weight changes: state outer = "
                     "{ learning_rate = 0.4, momentum = 0.9, nesterov = true }, and neither arrivals nor deco"
                 )
             if max(self.staleness) >= self.streaming.fragments:
                 raise ValueError(
-                    f"staleness is {max(self.staleness)}, and streaming.fragments {self.streaming.fragments}: a "
-                    "fragment's aggregate is applied before it is exchanged again, so staleness is less"
+                    f"staleness is {max(self.staleness)}, but must be less than streaming.fragments "
+                    f"{self.streaming.fragments}: a fragment's aggregate is applied before its next exchange"
                 )
         return self
 
     @property
     def places(self) -> Sequence[str]:
-        """The workers' names, and that of a star's server."""
+        """Names of the workers, and of the server of a star."""
         workers = tuple(f"worker {worker}" for worker in range(self.workers))
         return (*workers, "server") if self.exchange == "star" else workers
 
     @property
     def cycle(self) -> int:
-        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps,
-        fragments differ in size, and a server that waits for nobody has no cycle.
+        """Number of steps after which a run may repeat itself: workers that run ahead wait once per cycle, fragments
+        differ in size, and a server that waits for no worker has no cycle.
         """
         return 1 if self.arrivals is not None else math.lcm(max(self.staleness) + 1, self.fragments)
 
     @property
+    def needs_star(self) -> bool:
+        return len(self.places) > 2
+
+    @property
     def in_short(self) -> tuple[str, str]:
-        """Who works, and in which order, for a table of cells."""
+        """Workers and their order, for a table of cells."""
         return f"{self.workers} workers", f"{self.exchange}, {max(self.staleness)} ahead"
 
     @property
     def batches_per_step(self) -> int:
-        """The most local steps of any worker."""
+        """Largest number of local steps of any worker."""
         return max(self.local_steps)
 
     @property
     def batch_parts(self) -> int:
-        """Workers learn from parts of a batch of their own."""
+        """Number of equal parts of a batch, which the workers share."""
         return sum(self.parts)
 
     @property
     def fragments(self) -> int:
-        """Parts of the model that are exchanged in turn."""
+        """Number of parts of the model that are exchanged in turn."""
         return 1 if self.streaming is None else self.streaming.fragments
 
     def staleness_of(self, worker: int) -> int:
@@ -357,19 +387,19 @@ class DataParallelSpec(Parallelism):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """By worker: how many equal parts of a batch it reads, of as many as there are in all."""
+        """By worker: number of equal parts of a batch that it reads."""
         return self.shares or (1,) * self.workers
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """By worker: its share of the data, and of the aggregate."""
+        """By worker: its share of the data and of the aggregate."""
         return tuple(part / sum(self.parts) for part in self.parts)
 
 
 def _known_job(table: object) -> object:
-    """Make the record of a table `job`: its kind names a class (`jobs.kind.KINDS`, or package.module:Class).
+    """Build the record of a table `job`, whose kind names a class (`jobs.kind.KINDS`, or package.module:Class).
 
-    By name, because kinds are built on this module.
+    Imported by name, because kinds depend on this module.
     """
     return importlib.import_module("testbed.jobs.kind").job_of_table(table) if isinstance(table, Mapping) else table
 
@@ -387,108 +417,201 @@ class OptimiserSpec(Frozen):
     beta1: float = Field(ge=0, lt=1)
     beta2: float = Field(ge=0, lt=1)
     clip_norm: float = Field(gt=0)
-    """The global gradient norm, over all stages, is clipped to this."""
+    """Maximum of the gradient norm over all stages; larger gradients are clipped."""
     frozen_after: int | None = Field(default=None, ge=1, exclude_if=is_none)
-    """Steps after which AdamW's second moment stays as it is, and data parallel workers send first moments instead of
-    gradients (1-bit Adam, arXiv 2102.02888); None: never."""
+    """Number of steps after which AdamW's second moment is frozen, and data parallel workers send first moments instead
+    of gradients (1-bit Adam, arXiv 2102.02888); None: never."""
     learning_rate_warmup: int = Field(default=0, ge=0)
-    """First steps, over which the learning rate rises from 0 in a line."""
+    """Number of first steps, over which the learning rate rises linearly from 0."""
     learning_rate_decay: Literal["none", "cosine"] = "none"
-    """From there to the last step."""
+    """Decay of the learning rate from the end of the warm-up to the last step."""
     learning_rate_floor: float = Field(default=0.0, ge=0, le=1)
-    """What remains of it at the last step, as a share."""
+    """Share of the learning rate that remains at the last step."""
 
     @model_validator(mode="after")
     def _has_its_momenta(self) -> OptimiserSpec:
         if self.algorithm == "sgd" and self.beta2:
             raise ValueError(f"beta2 is {self.beta2}; sgd has no second moment: state beta2 = 0")
         if self.algorithm == "sgd" and self.frozen_after is not None:
-            raise ValueError(f"frozen_after is {self.frozen_after}; sgd has no second moment that could stay as it is")
+            raise ValueError(f"frozen_after is {self.frozen_after}; sgd has no second moment to freeze: remove it")
         return self
 
 
 class TrainingSpec(Frozen):
-    """How long, and from which seed."""
+    """Length of the training, its evaluations and its seed."""
 
     steps: int = Field(ge=1)
     warmup_steps: int = Field(ge=0)
-    """First steps that are recorded, marked, and left out of timing statistics."""
+    """Number of first steps that are recorded, marked, and excluded from timing statistics."""
     seed: int = Field(ge=0)
     evaluate_every: int = Field(ge=0)
     """Steps between evaluations; 0 means only at the end."""
     evaluate_uncompressed: bool = False
-    """Each evaluation is made once more with fp32 at the boundaries: what the codec costs while it is in use, and what
-    it has done to the weights, are two things."""
+    """Repeat each evaluation with fp32 at the boundaries, to separate the codec's error in the forward pass from its
+    effect on the weights."""
     target_loss: float | None = Field(default=None, gt=0)
-    """Training ends with the evaluation whose loss, with the codec in place, is at most this."""
+    """Training ends with the first evaluation whose loss, with the codec in place, is at most this."""
     budget_s: float | None = Field(default=None, gt=0)
-    """Training ends with the step that reaches this wall-clock time, evaluations left out, in the emulated device's
-    seconds."""
+    """Training ends with the step that reaches this wall-clock time, in the emulated device's seconds, excluding
+    evaluations."""
+    checkpoint_every: int | None = Field(default=None, ge=1, exclude=True)
+    """Steps between checkpoints, from which a killed training is resumed; None: none. In no record and no id, because
+    it changes no result."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> TrainingSpec:
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps is {self.warmup_steps}, which leaves none of {self.steps} steps")
+            raise ValueError(f"warmup_steps is {self.warmup_steps}, which leaves no step of {self.steps} to measure")
         return self
 
 
-class Calibrated(Frozen):
-    """Every action takes as long as this machine needs for it, timed alone: played runs only."""
+class Spread(Frozen):
+    """Durations drawn for each action; the stated one is their mean."""
+
+    kind: Literal["lognormal", "exponential", "measured"] = "lognormal"
+    """exponential: a least duration with an exponential tail. measured: as the calibration's samples of this kind of
+    work are spread, over all nodes; calibrated cells only."""
+    cv: float | None = Field(default=None, gt=0, le=10, exclude_if=is_none)
+    """Coefficient of variation: standard deviation / mean. None if measured."""
+
+    @model_validator(mode="after")
+    def _has_a_width(self) -> Spread:
+        if (self.cv is None) != (self.kind == "measured"):
+            raise ValueError(f"kind is {self.kind!r}; cv is required, except with 'measured', which has its own")
+        if self.kind == "exponential" and self.cv is not None and self.cv > 1:
+            raise ValueError(f"cv is {self.cv}; an exponential tail alone has 1, and a least duration makes it smaller")
+        return self
+
+
+class Stragglers(Frozen):
+    """Actions that take several times as long, by chance."""
+
+    share: float = Field(gt=0, le=1)
+    """Probability that an action is one of them."""
+    factor: float = Field(gt=1, le=1000)
+    """Multiple of its duration."""
+
+
+class Slowdown(Frozen):
+    """Nodes that are slower than stated, or become so: another device, a hot one, a shared one.
+
+    By the step and not by the clock: heat follows work, of which each step has the same amount in every cell, and not
+    the time that a node waits for its links.
+    """
+
+    factor: float = Field(gt=0, le=1000)
+    """Multiple of all durations."""
+    node: int | None = Field(default=None, ge=0)
+    """None: all nodes."""
+    after: int = Field(default=0, ge=0)
+    """Number of steps before it begins."""
+    over: int = Field(default=0, ge=0)
+    """Number of steps from then on in which the factor rises, linearly."""
+
+    def at(self, node: int, step: int) -> float:
+        """Return the multiple of a node's durations in a step."""
+        if step < self.after or self.node not in (None, node):
+            return 1.0
+        return 1 + (self.factor - 1) * min(1.0, (step - self.after + 1) / (self.over + 1))
+
+
+class Varied(Frozen):
+    """Durations that vary from action to action (`jobs.draws`)."""
+
+    spread: Spread | None = Field(default=None, exclude_if=is_none)
+    stragglers: Stragglers | None = Field(default=None, exclude_if=is_none)
+    slow: Slowdown | None = Field(default=None, exclude_if=is_none)
+    seed: int = Field(default=0, ge=0, exclude_if=operator.not_)
+    """Seed of the draws, to which a run's link seed is added."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether durations are random."""
+        return self.spread is not None or self.stragglers is not None
+
+    @property
+    def varied(self) -> bool:
+        """Whether durations differ from the stated ones."""
+        return self.drawn or self.slow is not None
+
+    @property
+    def longest(self) -> float:
+        """Multiple of the stated duration of a straggler at a slow node; a spread is not counted."""
+        return max(1.0, self.slow.factor if self.slow else 1.0) * (self.stragglers.factor if self.stragglers else 1.0)
+
+    @property
+    def varies_by(self) -> str:
+        """How durations vary, in words; empty if they do not."""
+        words = []
+        if (spread := self.spread) is not None:
+            words += [f"drawn for each action ({spread.kind}" + (f", cv {spread.cv:g})" if spread.cv else ")")]
+        if (late := self.stragglers) is not None:
+            words += [f"{100 * late.share:g} % of actions take {late.factor:g} times as long"]
+        if (slow := self.slow) is not None:
+            who = "all nodes take" if slow.node is None else f"node {slow.node} takes"
+            since = f" from step {slow.after} on" if slow.after else ""
+            rises = f", reached over {slow.over} steps" if slow.over else ""
+            words += [f"{who} {slow.factor:g} times as long{since}{rises}"]
+        return "; ".join(words + [f"seed {self.seed}"] * bool(self.seed))
+
+
+class Calibrated(Varied):
+    """Every action takes as long as on this machine, timed alone; played cells only."""
 
     mode: Literal["calibrated"] = "calibrated"
     dilation: ClassVar[int] = 1
 
 
 class Measured(Frozen):
-    """Every stage computes as fast as this machine does while the run lasts: live runs only."""
+    """Every stage computes at this machine's speed during the run; live cells only."""
 
     mode: Literal["measured"] = "measured"
     dilation: ClassVar[int] = 1
+    drawn: ClassVar[bool] = False
+    varied: ClassVar[bool] = False
+    varies_by: ClassVar[str] = ""
 
 
-class Paced(Frozen):
-    """Each action lasts as long as on the device that is emulated; in a live run the real maths is held to that.
+class Paced(Varied):
+    """Each action takes as long as on the emulated device; a live run delays the real maths to that.
 
-    Durations and the link profiles are those of the emulated world. In the lab everything takes `dilation` times as
-    long.
+    Durations and link profiles are those of the emulated world. In the lab everything takes `dilation` times as long.
     """
 
     mode: Literal["paced"] = "paced"
     forward_ns: tuple[DurationNs, ...] = Field(min_length=1)
     """Duration for one micro-batch: one for all stages, or one per stage."""
     backward_ns: tuple[DurationNs, ...] = Field(min_length=1)
-    """Recomputation included."""
-    update_ns: int = Field(ge=0)
-    """From the moment at which all gradients are there to the end of the step, the same at all stages."""
+    """The same for the backward pass, including recomputation."""
+    update_ns: int = Field(ge=0, le=10**15)
+    """Duration from the last gradient to the end of the step, the same at all stages."""
     source: str = Field(min_length=1)
-    """Where the durations come from: 'stated', or the device and how its numbers were had."""
+    """Source of the durations: 'stated', or the device and the source of its numbers."""
     dilation: int = Field(default=1, ge=1, le=1000)
-    """A fast device on a slow host: durations and delays in the lab are so many times as long, rates so many times
-    smaller, and reported times are divided by it. What it cannot stretch are TCP's constants (the 200 ms floor of its
-    retransmission timer, 40 ms of delayed acknowledgements) and the kernel's clock tick."""
+    """For a fast device on a slow host: durations and delays in the lab are multiplied by it, rates and reported times
+    divided. It does not stretch TCP's constants (the 200 ms minimum of its retransmission timer, 40 ms of delayed
+    acknowledgements) or the kernel's clock tick."""
 
     def takes_ns(self, place: int) -> dict[str, int]:
-        """Return how long a stage or worker takes in the lab, by what its program works on."""
+        """Return the durations of a stage or worker in the lab, by kind of work of its program."""
         forward_ns, backward_ns = (ns[min(place, len(ns) - 1)] for ns in (self.forward_ns, self.backward_ns))
         durations = {"forward": forward_ns, "backward": backward_ns, "update": self.update_ns}
         return {what: ns * self.dilation for what, ns in durations.items()}
 
 
-class Stated(Frozen):
-    """Each kind of work lasts as long as is stated, at every node alike: for jobs of a table `job`."""
+class Stated(Varied):
+    """Each kind of work has a stated duration, the same at every node; for jobs of a table `job`."""
 
     mode: Literal["stated"] = "stated"
     work_ns: dict[str, Annotated[int, Field(ge=0)]]
-    """By what is worked on, as the job's program calls it."""
+    """By kind of work, as named by the job's program."""
     source: str = Field(min_length=1)
-    """Where the durations come from."""
+    """Source of the durations."""
     dilation: int = Field(default=1, ge=1, le=1000)
     """As of `Paced`."""
 
     def takes_ns(self, what: str, who: str) -> int:
-        """Return how long work takes in the lab. SpecError, which says `who` does it, for work of which that is not
-        stated.
-        """
+        """Return the duration of a kind of work in the lab. SpecError, naming `who` does it, if it is not stated."""
         if what not in self.work_ns:
             raise SpecError(
                 f"compute.work has no duration for {what!r}, which {who} does; it has {', '.join(self.work_ns)}"
@@ -501,7 +624,7 @@ Compute = Annotated[Measured | Calibrated | Paced | Stated, Field(discriminator=
 
 
 class CodecRates(Frozen):
-    """How fast the emulated device does the work of codecs: see `devices.codec_cost`."""
+    """Speed of the emulated device for the work of codecs: see `devices.codec_cost`."""
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     operations_per_s: float = Field(gt=0)
@@ -510,18 +633,18 @@ class CodecRates(Frozen):
 
 
 class Trained(Frozen):
-    """What decides the numbers that training computes: the part that cells and recipes have alike."""
+    """Fields that determine the numbers that training computes; shared by cells and recipes."""
 
     codec: str
-    """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and
-    boundary; the canonical text of `codecs.selection`."""
+    """A name from `testbed codecs`, or 'pkg.mod:Class', optionally with arguments, or one per direction and boundary;
+    in the canonical form of `codecs.selection`."""
     workload: Workload
     pipeline: PipelineSpec
-    """In data parallel training: how one worker works, which is a pipeline of one stage."""
+    """In data parallel training: the work of one worker, as a pipeline of one stage."""
     data: DataParallelSpec | None = Field(default=None, exclude_if=is_none)
-    """None: one pipeline, and nothing else, trains the model."""
+    """None: a single pipeline trains the model."""
     job: JobTable = Field(default=None, exclude_if=is_none)
-    """A job of another kind, which then stands in the place of both."""
+    """A job of another kind, which replaces both."""
     optimiser: OptimiserSpec
     training: TrainingSpec
 
@@ -532,36 +655,40 @@ class Trained(Frozen):
 
     @property
     def nodes(self) -> int:
-        """Nodes, each of which has records: stages, or workers and a server."""
+        """Number of nodes with records: stages, or workers and a server."""
         return len(self.parallelism.places)
 
 
 class Cell(Trained):
-    """One combination of a sweep: all that decides a run."""
+    """One combination of a sweep: everything that determines a run."""
 
     schema_version: Literal[4] = 4
-    """Raised when a field changes its meaning, so that old results are not taken for new ones."""
+    """Increased when a field changes its meaning, so that old results are not mistaken for new ones."""
     profiles: tuple[LinkProfile, ...] = Field(min_length=1)
-    """One that all links have, or one per link: by stage in a star, by boundary in a line."""
+    """One profile for all links, or one per link: by stage in a star, by boundary in a line."""
     topology: Topology
+    sites: Sites = Field(default=None, exclude_if=is_none)
+    fault: tuple[Fault, ...] | None = Field(default=None, min_length=1, exclude_if=is_none)
+    """Faults of links and nodes, by time; in a file in the form of `testbed.faults`."""
+    tcp_rto_max_ms: RtoMaxMs = Field(default=None, exclude_if=is_none)
     engine: Engine
     compute: Compute
     timing: Timing = "live"
-    """live: it is trained over its own links, torch and TCP together. played: its recipe is trained once, without a
-    network, and a player sends frames of its sizes over the cell's links, between actions of the durations that
-    `compute` states; losses are the training's, because in synchronous training the network cannot change the maths."""
+    """live: trained over the cell's links, torch and TCP together. played: the recipe is trained once, without a
+    network, and a player sends frames of the recorded sizes over the cell's links, between actions of the durations in
+    `compute`; losses are those of the training, because the network cannot change the maths of synchronous training."""
     clock: Clock = "real"
-    """virtual: inside a user-mode Linux with time travel, where computing takes no time. real: on this machine."""
+    """virtual: inside a user-mode Linux with time travel, where compute takes no time. real: on this machine."""
     played_steps: int | None = Field(default=None, ge=1)
-    """Steps that are played; None: as many as were trained. Where there are more, those of the training follow again in
-    turn, and nothing is said of their loss."""
+    """Number of steps to play; None: as many as were trained. Further steps repeat those of the training in turn, and
+    have no loss."""
     codec_cost: CodecCost = "host"
-    """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
-    emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
-    clock, while it runs, and on the virtual one zero; in data parallel training on the real clock either, and on the
-    virtual one all three, as a played cell (see `play.replicas`)."""
+    """Duration of encode and decode in a played cell. host: as on this machine, timed alone; device: as on the emulated
+    device, from the codec's bytes and operations; zero: none. A live cell has `host` on the real clock, measured during
+    the run, and `zero` on the virtual one; a live data parallel cell allows both on the real clock, and on the virtual
+    one all three, as a played cell does (see `replay.workers`)."""
     codec_rates: CodecRates | None = None
-    """Of the device, where codec_cost is `device`."""
+    """Rates of the device, if codec_cost is `device`."""
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Cell:
@@ -575,60 +702,65 @@ class Cell(Trained):
     def _parallelism_fits(self) -> Cell:
         if self.job is not None:
             if self.data is not None:
-                raise ValueError("it has a table job and a table data; state one of them")
+                raise ValueError("there are both a table job and a table data; state only one of them")
             return self
         if isinstance(self.compute, Stated):
-            raise ValueError("compute is stated by kinds of work, which is for jobs of a table `job`; say 'paced'")
+            raise ValueError("compute.mode 'stated' is for jobs of a table `job` only; use 'paced'")
         if self.data is None:
             if isinstance(self.workload, ImagesSpec):
                 raise ValueError(
-                    f"workload.images is {self.workload.images!r}, which workers learn that each hold a whole small "
-                    "network: state a table data, with workers and their exchange; a pipeline's stages learn a text"
+                    f"workload.images is {self.workload.images!r}, but images are learned in data parallel training "
+                    "only: add a table data, with workers and their exchange, or train the pipeline on a text"
                 )
             return self
         if self.pipeline.stages > 1 or self.pipeline.recompute:
             raise ValueError(
-                "a worker of data parallel training holds the whole model and keeps what it computes: "
-                "pipeline.stages is 1 and pipeline.recompute false there; leave the pipeline table out"
+                "a data parallel worker holds the whole model and keeps its activations, so pipeline.stages must be 1 "
+                "and pipeline.recompute false; remove the pipeline table"
             )
         if self.training.evaluate_uncompressed or self.training.budget_s is not None:
             raise ValueError(
-                "in data parallel training nothing is coded in an evaluation, and steps do not end together: leave "
-                "training.evaluate_uncompressed and training.budget_s out"
+                "in data parallel training, evaluations use no codec and steps do not end together: remove "
+                "training.evaluate_uncompressed and training.budget_s"
             )
         return self
 
     @model_validator(mode="after")
     def _timing_fits(self) -> Cell:
         if self.timing == "live" and isinstance(self.compute, Calibrated):
-            raise ValueError("compute is calibrated, which is for played cells; a live cell's is measured or paced")
+            raise ValueError("compute is calibrated, which only played cells can be; a live cell is measured or paced")
         if self.timing == "played" and isinstance(self.compute, Measured):
-            raise ValueError("compute is measured, which is for live cells; a played cell's is calibrated or paced")
+            raise ValueError("compute is measured, which only live cells can be; a played cell is calibrated or paced")
+        if self.timing == "live" and self.training.checkpoint_every is not None:
+            raise ValueError(
+                "training.checkpoint_every applies to played cells only, which are trained without a network: a live "
+                "run that is interrupted is made again from its start; remove it, or set timing = 'played'"
+            )
         if self.timing == "live" and self.played_steps is not None:
-            raise ValueError("played_steps is for played cells; a live cell has training.steps")
+            raise ValueError("played_steps applies to played cells only; set training.steps for a live cell")
         if self.timing == "live" and self.clock == "virtual":
             self._check_live_virtual()
         elif self.timing == "live" and self.codec_cost != "host" and self.data is None:
             raise ValueError(
-                f"codec_cost is {self.codec_cost!r}, and on the real clock a live cell's codecs cost what they cost: "
-                "'host'; on the virtual clock (--clock virtual) they cost nothing: 'zero'"
+                f"codec_cost is {self.codec_cost!r}; in a live cell, codecs take their actual time on the real clock: "
+                "'host', and no time on the virtual clock (--clock virtual): 'zero'"
             )
         if (self.codec_cost == "device") != (self.codec_rates is not None):
-            raise ValueError(f"codec_cost is {self.codec_cost!r}; codec_rates go with 'device', and with nothing else")
+            raise ValueError(f"codec_cost is {self.codec_cost!r}; codec_rates must be set with 'device', and only then")
         if self.clock == "virtual" and self.engine != "netem":
-            raise ValueError(f"engine is {self.engine!r}, and links on the virtual clock are netem's")
+            raise ValueError(f"engine is {self.engine!r}, but links on the virtual clock use netem")
         return self
 
     def _check_live_virtual(self) -> None:
         if not isinstance(self.compute, Paced | Stated):
             raise ValueError(
-                "the cell is live on the virtual clock, where computing takes no time: give its actions durations with "
-                "compute.mode = 'paced' and a device, or durations; with 'stated' and work for a job of a table `job`"
+                "the cell is live on the virtual clock, where compute takes no time: state durations with compute.mode "
+                "= 'paced' and a device or durations, or with 'stated' and work for a job of a table `job`"
             )
         if self.codec_cost != "zero" and self.data is None:
             raise ValueError(
-                f"codec_cost is {self.codec_cost!r}; the cell is live on the virtual clock, where encoding and "
-                "decoding take no time: state 'zero'"
+                f"codec_cost is {self.codec_cost!r}, but the cell is live on the virtual clock, where encoding and "
+                "decoding take no time: set 'zero'"
             )
 
     @model_validator(mode="after")
@@ -640,6 +772,15 @@ class Cell(Trained):
                     f"compute.{name.removesuffix('_ns')} has {len(getattr(self.compute, name))} durations for "
                     f"{count} {who}s; state one for all of them, or one per {who}"
                 )
+        if not isinstance(self.compute, Measured):
+            spread, slow = self.compute.spread, self.compute.slow
+            if spread is not None and spread.kind == "measured" and not isinstance(self.compute, Calibrated):
+                raise ValueError(
+                    f"compute.spread.kind is 'measured', but compute.mode is {self.compute.mode!r}, which has no "
+                    "samples; use 'calibrated', or a kind with a cv"
+                )
+            if slow is not None and (slow.node or 0) >= self.nodes:
+                raise ValueError(f"compute.slow.node is {slow.node}, but the last of {self.nodes} is {self.nodes - 1}")
         return self
 
     @model_validator(mode="after")
@@ -651,75 +792,134 @@ class Cell(Trained):
                 f"{self.parallelism.unit}s, which has {count} links; state one for all of them, or "
                 "one per link"
             )
-        if self.data is not None and self.topology == "line" and self.nodes > 2:
-            raise ValueError("topology is 'line', whose nodes have links to their neighbours only; state 'star'")
+        if self.topology == "line" and self.parallelism.needs_star:
+            raise ValueError("topology is 'line', whose nodes have links to their neighbours only; set 'star'")
+        if fault := sites_fault(self.topology, self.nodes, self.sites):
+            raise ValueError(fault)
+        check_faults(self.fault or (), self.links_by_name, self.nodes)
         return self
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """The nodes for people: 'stage 0', or 'worker 0' and 'server'."""
+        """Readable names of the nodes: 'stage 0', or 'worker 0' and 'server'."""
         return tuple(self.parallelism.places)
 
     @property
     def cycle(self) -> int:
-        """After how many steps a run may repeat itself."""
+        """Number of steps after which a run may repeat itself."""
         return self.parallelism.cycle
 
     @property
     def boundaries(self) -> int:
-        """How many a codec may be chosen for: between stages, or one for the messages of each worker or node."""
+        """Number of boundaries that a codec can be chosen for: between stages, or one per worker or node."""
         return self.pipeline.stages - 1 if self.parallelism is self.pipeline else len(self.parallelism.places)
 
     @property
+    def all_profiles(self) -> tuple[LinkProfile, ...]:
+        """`profiles`, then those of the sites."""
+        return (*self.profiles, *(site.profile for site in self.sites or ()))
+
+    @property
     def links(self) -> tuple[LinkProfile, ...]:
-        """What the lab is asked for, dilation included: the profile of each link, by stage in a star, by boundary in a
-        line.
+        """Profile of each link for the lab, including dilation: by stage in a star, by boundary in a line; then those
+        of the sites. Pipes have their faults.
         """
+        named = self.links_by_name.items()
+        links = [with_faults(profile, name, self.link_faults) if self.fault else profile for name, profile in named]
+        dilated = {profile: profile.dilated(self.compute.dilation) for profile in dict.fromkeys(links)}
+        return tuple(dilated[profile] for profile in links)
+
+    @property
+    def fault_words(self) -> str | None:
+        """Its faults, in words; None without any."""
+        return "; ".join(fault.words for fault in self.fault) if self.fault else None
+
+    @property
+    def link_faults(self) -> tuple[LinkFault, ...]:
+        """Faults of links."""
+        return tuple(fault for fault in self.fault or () if isinstance(fault, LinkFault))
+
+    @property
+    def node_faults(self) -> tuple[NodeFault, ...]:
+        """Faults of nodes, for the lab, including dilation."""
+        faults = (fault for fault in self.fault or () if isinstance(fault, NodeFault))
+        return tuple(fault.dilated(self.compute.dilation) for fault in faults)
+
+    @property
+    def links_by_name(self) -> dict[str, LinkProfile]:
+        """Profile of each link by its name, without dilation and faults."""
         count = link_count(self.topology, self.nodes)
-        dilated = {profile: profile.dilated(self.compute.dilation) for profile in dict.fromkeys(self.profiles)}
-        asked = self.profiles if len(self.profiles) == count else self.profiles * count
-        return tuple(dilated[profile] for profile in asked)
+        access = self.profiles if len(self.profiles) == count else self.profiles * count
+        profiles = (*access, *self.all_profiles[len(self.profiles) :])
+        return dict(zip(self.link_names, profiles, strict=True))
+
+    @property
+    def link_names(self) -> tuple[str, ...]:
+        """Name of each of `links` in the lab."""
+        return link_names(self.topology, self.nodes, self.sites)
+
+    @property
+    def lab(self) -> dict[str, Any]:
+        """Fields of the lab that its network is."""
+        links, count = self.links, link_count(self.topology, self.nodes)
+        sites = self.sites and tuple(
+            site.model_copy(update={"profile": profile})
+            for site, profile in zip(self.sites, links[count:], strict=True)
+        )
+        stated = {"topology": self.topology, "profiles": links[:count], "nodes": self.nodes, "sites": sites}
+        return stated | ({"tcp_rto_max_ms": self.tcp_rto_max_ms} if self.tcp_rto_max_ms else {})
 
     @property
     def network(self) -> str:
-        """What the links are, for people: `cable`, `cable+lte+cable`, or `31xcable+lte`."""
+        """Readable name of the links: `cable`, `cable+lte+cable`, or `31xcable+lte`; `lte@cable-0.1` where nodes 0 and
+        1 share a cable.
+        """
         groups = [
             (name, len(list(group))) for name, group in itertools.groupby(profile.name for profile in self.profiles)
         ]
         parts = [[name] * count if count < 4 else [f"{count}x{name}"] for name, count in groups]
-        return "+".join(itertools.chain.from_iterable(parts))
+        sites = (f"@{site.profile.name}-{'.'.join(map(str, site.nodes))}" for site in self.sites or ())
+        return "+".join(itertools.chain.from_iterable(parts)) + "".join(sites)
 
     @property
     def shaped(self) -> bool:
         """Whether any link is shaped."""
-        return any(profile.shaped for profile in self.profiles)
+        return any(profile.shaped for profile in self.all_profiles)
 
     @property
     def by_chance(self) -> bool:
-        """Whether a link draws at random or changes with time, so that one playing is one of many."""
-        return any(
-            pipe is not None and pipe.by_chance for profile in self.profiles for pipe in (profile.up, profile.down)
-        )
+        """Whether durations are drawn, or a link is random or varies with time, so that a single play is only one
+        sample.
+        """
+        links = self.links if self.fault else self.all_profiles
+        return self.compute.drawn or any(profile.by_chance for profile in links)
+
+    def with_draws(self, link_seed: int) -> Cell:
+        """Return the cell with the draws of a run with this link seed; they are part of its compute."""
+        if isinstance(self.compute, Measured) or not self.compute.drawn:
+            return self
+        compute = self.compute.model_copy(update={"seed": self.compute.seed + link_seed})
+        return self.model_copy(update={"compute": compute})
 
     @property
     def id(self) -> str:
-        """Readable, and different whenever anything in the cell is: `int8-cable-1a2b3c4d5e`."""
-        # It names a folder, and 32 links have many names.
+        """Readable, and unique for the content of the cell: `int8-cable-1a2b3c4d5e`."""
+        # The id names a folder, so the names of many links must be shortened.
         return f"{_codec_name(self.codec)}-{self.network[:80]}-{_digest(self)}"
 
 
 class Recipe(Trained):
-    """What decides the numbers that synchronous training computes: a cell without its network and its time.
+    """Fields that determine the numbers of synchronous training: a cell without its network and its durations.
 
-    Cells of one recipe share one training (`pipeline.alone`).
+    Cells of one recipe share one training (`training.alone`).
     """
 
     schema_version: Literal[1] = 1
-    """A training has no time budget: how many steps fit into one depends on the links."""
+    """A training has no time budget: the number of steps in a budget depends on the links."""
 
     @property
     def id(self) -> str:
-        """Readable, and different whenever anything in the recipe is."""
+        """Readable, and unique for the content of the recipe."""
         return f"{_codec_name(self.codec)}-{_digest(self)}"
 
 
@@ -730,7 +930,7 @@ def recipe_of(cell: Cell) -> Recipe:
 
 
 def text_of(of: Trained) -> TextSpec:
-    """Return what a pipeline learns, which is a text: `Cell` makes sure."""
+    """Return the text that a pipeline learns; `Cell` ensures that it is one."""
     assert isinstance(of.workload, TextSpec)
     return of.workload
 
@@ -744,12 +944,48 @@ def _codec_name(codec: str) -> str:
 
 
 def link_count(topology: Topology, nodes: int) -> int:
-    """Return how many shaped links a lab of `nodes` nodes has."""
+    """Return how many links a lab of `nodes` nodes has, without those of its sites."""
     return nodes if topology == "star" else nodes - 1
 
 
+def link_names(topology: Topology, nodes: int, sites: Sites = None) -> tuple[str, ...]:
+    """Return the name of each link of a lab: `node-0` in a star, `boundary-0` in a line, then `site-0`."""
+    word = "node" if topology == "star" else "boundary"
+    count = link_count(topology, nodes)
+    return (*(f"{word}-{i}" for i in range(count)), *(f"site-{i}" for i in range(len(sites or ()))))
+
+
+def sites_fault(topology: Topology, nodes: int, sites: Sites) -> str | None:
+    """Return what is wrong with the sites of a lab, and what to do; None if nothing is."""
+    inside = [node for site in sites or () for node in site.nodes]
+    if sites is not None and (topology != "star" or not sites):
+        return "sites join nodes of a star; state at least one, and topology = 'star', or remove them"
+    if outside := [node for node in inside if not 0 <= node < nodes]:
+        return f"sites name node {outside[0]}, but the nodes are 0 to {nodes - 1}"
+    if twice := [node for node in inside if inside.count(node) > 1]:
+        return f"node {twice[0]} is named twice in sites; a node is in one site at most"
+    return None
+
+
+def link_path(
+    topology: Topology, nodes: int, sites: Sites, source: int, target: int
+) -> tuple[tuple[int, LinkDirection], ...]:
+    """Return the links from one node to another, by number, and their directions: in a star the source's uplink, the
+    uplink of its site, the downlink of the target's site, the target's downlink; in a line the link between them, whose
+    `up` leads towards the last node.
+    """
+    if topology == "line":
+        return ((min(source, target), "up" if target > source else "down"),)
+    homes = {node: nodes + number for number, site in enumerate(sites or ()) for node in site.nodes}
+    home, away = homes.get(source), homes.get(target)
+    path: list[tuple[int | None, LinkDirection]] = [(source, "up"), (target, "down")]
+    if home != away:
+        path[1:1] = [(home, "up"), (away, "down")]
+    return tuple((link, way) for link, way in path if link is not None)
+
+
 class Hop(NamedTuple):
-    """One direction of one link on the way from a stage to its neighbour."""
+    """One direction of one link on the path from a stage to its neighbour."""
 
     link: int
     side: LinkDirection
@@ -757,16 +993,12 @@ class Hop(NamedTuple):
 
     @property
     def pipe(self) -> Pipe | None:
-        """The pipe of this direction; None where it is not shaped."""
+        """The pipe of this direction; None if it is not shaped."""
         return self.profile.pipe(self.side)
 
 
 def route(cell: Cell, sender: int, receiver: int) -> tuple[Hop, ...]:
-    """Return what a frame crosses between neighbouring stages. In a star the sender's uplink and the receiver's
-    downlink; in a line the one link between them, whose `up` leads towards the last stage.
-    """
+    """Return the path of a frame between nodes that exchange frames; see `link_path`."""
     links = cell.links
-    if cell.topology == "star":
-        return (Hop(sender, "up", links[sender]), Hop(receiver, "down", links[receiver]))
-    link = min(sender, receiver)
-    return (Hop(link, "up" if receiver > sender else "down", links[link]),)
+    path = link_path(cell.topology, cell.nodes, cell.sites, sender, receiver)
+    return tuple(Hop(link, way, links[link]) for link, way in path)

@@ -1,4 +1,4 @@
-"""What the kernel knows of a TCP connection (TCP_INFO), from a socket or from the list of a namespace's sockets."""
+"""Kernel statistics of a TCP connection (TCP_INFO), from a socket or from the socket list of a namespace."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _LAYOUT = struct.Struct("=8B24I4Q6I4Q2I2Q")
 
 
 class TcpInfo(NamedTuple):
-    """What the kernel knows of a connection, counted from its start."""
+    """Kernel statistics of a connection, counted from its start."""
 
     unacked_packets: int
-    """Sent and not acknowledged yet."""
+    """Packets sent but not yet acknowledged."""
     rtt_us: int
-    """Smoothed."""
+    """Smoothed round-trip time."""
     min_rtt_us: int
     cwnd_packets: int
     retransmits: int
     bytes_acked: int
-    """Of what this end sent, acknowledged by the other."""
+    """Bytes sent by this end and acknowledged by the other."""
     bytes_received: int
     segments_out: int
     segments_in: int
     delivery_rate_bps: int
-    """The kernel's own estimate, of payload."""
+    """The kernel's estimate of the payload rate."""
     bytes_sent: int
-    """Payload of TCP, retransmissions included."""
+    """TCP payload, including retransmissions."""
     bytes_retransmitted: int
 
     def fields_of(self, record: type) -> dict[str, int]:
-        """Return those of these numbers that a record states under the same names."""
+        """Return the numbers that are also fields of a record, by name."""
         return {name: value for name, value in self._asdict().items() if name in record.__annotations__}
 
 

@@ -75,6 +75,25 @@ def sets(*fields: str) -> list[str]:
     return [part for field in fields for part in ("--set", field)]
 
 
+OVERLAPPED = """
+question = "?"
+[cell]
+parallelism = "data"
+model = {family = "gpt2", layers = 1, width = 64, heads=1, key_heads=1, inner = 256, context = 128, vocabulary = 1024}
+device = "rtx-3090"
+precision = "bf16"
+sequence_length = 128
+sequences = 1
+workers = 2
+exchange = "star"
+bits = 32
+topology = "star"
+links = "link(20Mbit, 50ms, buffer=2s)"
+[grid.one]
+variants = [{ steps = 14 }, { steps = 40 }]
+"""
+"""A prediction of two cells whose steps overlap on a link: they neither repeat nor settle."""
+
 STATED = ["--no-report", "--live-checks", "0", *sets("codec_cost=zero", *STATED_COMPUTE)]
 """Flags of a played sweep whose durations do not matter: nothing is calibrated, nothing run live beside it, and no
 report drawn."""
@@ -144,15 +163,15 @@ class Command:
 
     def left(self) -> dict[int, str]:
         """Processes that carry the mark, with their command lines."""
-        found = {}
+        lines = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 marked = self.mark.encode() in (process / "environ").read_bytes()
                 if marked or (process / "cwd").readlink().is_relative_to(self.folder):
-                    found[int(process.name)] = forked.command_line(int(process.name))
+                    lines[int(process.name)] = forked.command_line(int(process.name))
             except OSError:
                 continue
-        return found
+        return lines
 
     def runs(self) -> list[Run]:
         return sorted(results.runs(self.folder / "results" / "run"), key=lambda run: run.folder.stat().st_ctime)

@@ -1,8 +1,8 @@
 """What this machine can do is found by trying; a test whose need is missing is skipped, or fails where it is required.
 
 TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
-TESTBED_PART=2              of what is marked `slow`, tests the second of four parts; `all` of it. Where nothing is
-                            said a run of the whole suite takes the part that is next, and CI all.
+TESTBED_PART=2              of what is marked `slow`, tests the second of four parts; `1,3` two of them, `all` all.
+                            Where nothing is said a run of the whole suite takes the part that is next.
 
 No test is decided by a time on the real clock, which says how busy the machine is. What is decided by time is marked
 `virtual_clock`; net/test_in_guest.py runs it, and all that is marked `netem`, in one guest.
@@ -11,14 +11,17 @@ No test is decided by a time on the real clock, which says how busy the machine 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
+import importlib.util
 import itertools
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ import pytest
 
 from testbed import forks, paths
 from testbed.errors import TestbedError
-from testbed.vm.build import BUILD_COMMAND
+from testbed.vm import find_clock_kernel
 from testbed.vm.guest import GUEST_VARIABLE
+from testbed.vm.kernel import GuestKernel
 from tests import forked
 from tests.commands import Command
 
@@ -54,13 +58,18 @@ def _try_gpu() -> None:
         raise OSError("torch finds no CUDA device")
 
 
+def _try_package(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        raise OSError(f"no package {name}; make examples")
+
+
 def _try_clock_kernel() -> None:
     from testbed import vm
 
     if os.environ.get(GUEST_VARIABLE):
         raise OSError("a guest cannot run another")
     if vm.find_clock_kernel() is None:
-        raise OSError(f"no guest kernel with a virtual clock was built; build it with: {BUILD_COMMAND}")
+        raise OSError("the guest kernel runs on x86-64 only")
 
 
 def _try_virtual_clock() -> None:
@@ -70,6 +79,10 @@ def _try_virtual_clock() -> None:
         raise OSError("it is decided by time; tests/net/test_in_guest.py runs it in a guest")
 
 
+# Tests are plain root where sudo runs them, too: behind sudo `python -m testbed` is refused (test_privilege.py).
+for name in ("SUDO_UID", "SUDO_GID"):
+    os.environ.pop(name, None)
+
 # Where people work a few examples are drawn at random, others every time; where a red build would only be noise, more,
 # and always the same. No deadline: an example's time says how busy the machine is.
 hypothesis.settings.register_profile("here", deadline=None, max_examples=40)
@@ -77,10 +90,9 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 TOGETHER = {
-    "tests/pipeline/test_host.py",
+    "tests/runtime/test_host.py",
     "tests/report/test_browser.py",
     "tests/report/test_page.py",
-    "tests/sweep/test_killed.py",
     "tests/sweep/test_laws.py",
     "tests/sweep/test_played.py",
     "tests/sweep/test_smollm2.py",
@@ -90,7 +102,7 @@ TOGETHER = {
 
 FIRST = (
     "tests/sweep/test_laws.py",
-    "tests/sweep/test_killed.py",
+    "tests/test_chaos.py",
     "tests/sweep/test_live_virtual.py",
     "tests/experiments/test_codec_quality.py",
     "tests/experiments/test_seed_activation_delta.py",
@@ -98,7 +110,7 @@ FIRST = (
     "tests/sweep/test_smollm2.py",
     "tests/sweep/test_played.py",
     "tests/sweep/test_sweep.py",
-    "tests/pipeline/test_host.py",
+    "tests/runtime/test_host.py",
     "tests/experiments/test_subspace_80mbps.py",
     "tests/report/test_page.py",
 )
@@ -107,10 +119,13 @@ FIRST = (
 PARTS = 4
 _PART = "TESTBED_PART"
 
-_NEEDS = {
+_NEEDS: dict[str, Callable[[], None]] = {
     "root": _try_root,
     "netem": _try_netem,
     "gpu": _try_gpu,
+    "hivemind": functools.partial(_try_package, "hivemind"),
+    "flower": functools.partial(_try_package, "flwr"),
+    "torchft": functools.partial(_try_package, "torchft"),
     "clock_kernel": _try_clock_kernel,
     "virtual_clock": _try_virtual_clock,
 }
@@ -154,10 +169,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if _PART not in os.environ:
         asked = config.option
         chosen = asked.keyword or asked.markexpr or config.args_source is pytest.Config.ArgsSource.ARGS
-        whole = chosen or asked.collectonly or os.environ.get("CI")
+        whole = chosen or asked.collectonly
         os.environ[_PART] = "all" if whole else str(_next_part())
-    if os.environ[_PART] not in ("all", *map(str, range(1, PARTS + 1))):
-        raise pytest.UsageError(f"{_PART} is {os.environ[_PART]!r}; it is all, or a number from 1 to {PARTS}")
+    if os.environ[_PART] != "all" and not {*os.environ[_PART].split(",")} <= {*map(str, range(1, PARTS + 1))}:
+        raise pytest.UsageError(f"{_PART} is {os.environ[_PART]!r}; it is all, or numbers from 1 to {PARTS}, as in 1,3")
 
 
 def _next_part() -> int:
@@ -175,7 +190,7 @@ def pytest_report_header() -> str:
     part = os.environ[_PART]
     if part == "all":
         return "slow tests: all"
-    return f"slow tests: part {part} of {PARTS}, the next run has the next; {_PART}=all has all of them"
+    return f"slow tests: part {part} of {PARTS}; {_PART}=all has all of them"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -197,7 +212,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (part := os.environ[_PART]) != "all":
         slow = [item for item in in_turn if item.get_closest_marker("slow")]
         scopes = dict.fromkeys(_together(item.nodeid) for item in slow)
-        ours = set(itertools.islice(scopes, int(part) - 1, None, PARTS))
+        ours = {scope for each in part.split(",") for scope in itertools.islice(scopes, int(each) - 1, None, PARTS)}
         left = {item for item in slow if _together(item.nodeid) not in ours}
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
@@ -272,6 +287,40 @@ def _nothing_left_behind() -> Iterator[None]:
         time.sleep(0.02)
     running = {pid: forked.command_line(pid) for pid in left if forked.is_running(pid)}
     assert not left, f"processes left behind: {left}, of which run: {running}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files that examples overwrite."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """An empty folder that all users reach; pytest keeps its own from others, and takes it back at any time."""
+    with tempfile.TemporaryDirectory(prefix="open-to-all-") as name:
+        (folder := Path(name)).chmod(0o755)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def kernel() -> GuestKernel:
+    """The kernel of the virtual clock."""
+    kernel = find_clock_kernel()
+    assert kernel is not None
+    return kernel
+
+
+@pytest.fixture
+def tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of four layers of width 32, named gpt2-tiny and llama-tiny."""
+    from testbed.workloads import models
+    from tests.nodes.test_stage import TOKENS
+
+    for family in ("gpt2", "llama"):
+        nano = models.SIZES[f"{family}-nano"]
+        tiny = dataclasses.replace(nano, layers=4, width=32, inner=128, vocabulary=TOKENS)
+        monkeypatch.setitem(models.SIZES, f"{family}-tiny", tiny)
 
 
 @pytest.fixture

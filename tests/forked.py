@@ -7,6 +7,7 @@ too.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import multiprocessing
 import os
 import runpy
@@ -17,16 +18,18 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 from testbed import forks
 from testbed.process import die_with_parent
 
-_server = forkserver.ForkServer()  # not the one that the kit for codecs uses
+_server = forkserver.ForkServer()
 _server.set_forkserver_preload(["tests.forked_loaded"])
 
 
@@ -89,6 +92,13 @@ def run(
     output, errors = program.communicate(280)
     assert program.returncode is not None
     return subprocess.CompletedProcess([*arguments], program.returncode, output, errors)
+
+
+def in_child(work: Callable[[], Any], *, seconds: float) -> Any:
+    """Return the result of `work`, or raise its exception, from a fork of this process with one thread for torch."""
+    fork = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, fork, torch.set_num_threads, (1,)) as pool:
+        return pool.submit(work).result(seconds)
 
 
 def command_line(pid: int) -> str:

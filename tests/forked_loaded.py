@@ -10,10 +10,11 @@ import matplotlib.pyplot
 import pandas
 
 import testbed
-from testbed.pipeline import host
+from testbed import forks
+from testbed.runtime import host
 
 __all__ = ["matplotlib", "pandas"]
 for module in pkgutil.walk_packages(testbed.__path__, "testbed."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-host.preload()
+forks.preload(host.PRELOADED)

@@ -1,8 +1,9 @@
-"""Runs the places of a job over loopback, each in a thread of its own."""
+"""Runs the places of a job over loopback, each in a thread; or makes a forked process one of a lab's nodes."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import tempfile
 import threading
@@ -11,23 +12,36 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from testbed.jobs.actions import Job, Node
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Observer
 from testbed.jobs.pipeline import Ended
-from testbed.pipeline.control import EvaluationDone, StepDone
-from testbed.pipeline.ending import Ending, Stops
-from testbed.pipeline.gather import Gather, make_sockets
-from testbed.pipeline.job import Endpoint, Limits, PlaceJob, jobs
-from testbed.pipeline.live import Live
-from testbed.pipeline.pacing import Line, Takes
-from testbed.pipeline.place import run_place
-from testbed.pipeline.training import Training, training_of
-from testbed.pipeline.transport import Connection
+from testbed.net.kernel import namespace
+from testbed.process import die_with_parent
 from testbed.records import StepRecord
+from testbed.runtime.control_plane import EvaluationDone, StepDone
+from testbed.runtime.ending import Ending, Stops
+from testbed.runtime.gather import Gather, make_sockets
+from testbed.runtime.live import Live
+from testbed.runtime.pacing import Line, Takes
+from testbed.runtime.place_job import Endpoint, Limits, PlaceJob, jobs
+from testbed.runtime.transport import Connection
 from testbed.spec import Cell
+from testbed.training.kinds import Training, training_of
+from testbed.training.place import run_place
 
 PATIENCE_S = 20.0
+
+
+def become_node(space: int, own: Any, sockets: Iterable[Any]) -> None:
+    """Make a process that was forked a node of a lab: in its namespace, with its own sockets alone, and one thread."""
+    die_with_parent(os.getppid())
+    namespace.enter(space)
+    for sock in (each for others in sockets for each in others if others is not own):
+        sock.close()
+    torch.set_num_threads(1)
 
 
 class Ran(NamedTuple):

@@ -15,16 +15,13 @@ from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import NodeLane
 from testbed.jobs.pipeline import Ended
-from testbed.pipeline.alone import train_together
-from testbed.pipeline.training import Measure
+from testbed.nodes import arrivals, worker
+from testbed.nodes.arrivals import Rounds, Server
+from testbed.nodes.learners import learner_of
+from testbed.nodes.worker import Evaluated, Worker
+from testbed.nodes.worker_node import WorkerNode
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.replicas import arrivals, worker
-from testbed.replicas.arrivals import Rounds, Server
-from testbed.replicas.learners import learner_of
-from testbed.replicas.training import ReplicasTraining
-from testbed.replicas.worker import Evaluated, Worker
-from testbed.replicas.worker_node import WorkerNode
 from testbed.spec import (
     Cell,
     CodecCost,
@@ -38,6 +35,9 @@ from testbed.spec import (
     TextSpec,
     TrainingSpec,
 )
+from testbed.training.alone import train_together
+from testbed.training.kinds import Measure
+from testbed.training.workers import ReplicasTraining
 
 INPUTS, INNER, CLASSES, EXAMPLES = 16, 64, 40, 4
 EXCHANGES: list[Exchange] = ["all-to-all", "star", "all-gather", "all-reduce"]
@@ -227,7 +227,7 @@ def trained(
 ) -> Trained:
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
     training = SmallTraining(recipe, decisions)
-    ended = train_together(training, outputs, observers=[Watching(training.workers, watch)])
+    ended = train_together(training, outputs, observers=[Watching(training.workers, watch)]).ended
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
     return Trained(training.workers, records, ended)
 

@@ -357,8 +357,8 @@ def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepR
 def reading(quantity: str, expected: float | None, measured: float | None, **changes: Any) -> Measurement:
     """What a certificate says that was measured of a link; `changes` of what is stated here."""
     stated = {"link": "node-0", "direction": "up", "detail": "", "unit": "", "tolerance": 1.0, "samples": 1}
-    found = {"quantity": quantity, "expected": expected, "measured": measured, "verdict": "PASS", "note": ""}
-    return Measurement.model_validate(stated | found | changes)
+    reading_fields = {"quantity": quantity, "expected": expected, "measured": measured, "verdict": "PASS", "note": ""}
+    return Measurement.model_validate(stated | reading_fields | changes)
 
 
 def certified(*measurements: Measurement, **changes: Any) -> Certificate:
@@ -368,20 +368,20 @@ def certified(*measurements: Measurement, **changes: Any) -> Certificate:
 
 
 def certificate(what: Cell, verdict: str) -> Certificate:
-    found = []
+    measurements = []
     for number, link in enumerate(what.links):
         name = link_name(what, number)
         for side in LINK_DIRECTIONS:
             about: dict[str, Any] = {"link": name, "direction": side, "unit": "Mbit/s"}
             if (one := link.pipe(side)) is None:
-                found.append(reading("rate", None, 9_400.0, tolerance=None, **about))
+                measurements.append(reading("rate", None, 9_400.0, tolerance=None, **about))
                 continue
             asked, note = one.rate_bps / 1e6, "" if verdict == "PASS" else "slower than asked"
             about |= {"tolerance": asked / 100, "verdict": verdict, "note": note}
-            found.append(reading("rate", asked, asked * (0.998 if verdict == "PASS" else 0.8), **about))
+            measurements.append(reading("rate", asked, asked * (0.998 if verdict == "PASS" else 0.8), **about))
         about = {"link": name, "direction": "both", "detail": "idle", "unit": "ms"}
-        found.append(reading("rtt", 20.0, 20.1, tolerance=0.3, samples=20, **about))
-    return certified(*found, engine=what.engine)
+        measurements.append(reading("rtt", 20.0, 20.1, tolerance=0.3, samples=20, **about))
+    return certified(*measurements, engine=what.engine)
 
 
 ENVIRONMENT = {
@@ -397,7 +397,7 @@ def link_name(what: Cell, number: int) -> str:
     return f"node-{number}" if what.topology == "star" else f"boundary-{number}"
 
 
-def _lab(what: Cell, played_at_ns: int | None) -> LabRecord:
+def lab_record(what: Cell, played_at_ns: int | None) -> LabRecord:
     links = []
     for number, link in enumerate(what.links):
         far, at = ("hub", "10.77.0.1") if what.topology == "star" else (f"node-{number + 1}", f"10.77.{number + 1}.3")
@@ -419,10 +419,10 @@ def _samples(what: Cell, pipeline: Pipeline, period_ns: int = 100_000_000) -> li
         cwnd_packets=10, unacked_packets=0, retransmits=0, delivery_rate_bps=0, bytes_acked=0, bytes_received=0,
     )  # fmt: skip
     at = 1_000_000_000
-    found = []
+    samples = []
 
     def sample() -> None:
-        found.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
+        samples.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
 
     for time, hop, size in sorted(pipeline.carried, key=lambda one: one[0]):
         while time > at:
@@ -433,7 +433,7 @@ def _samples(what: Cell, pipeline: Pipeline, period_ns: int = 100_000_000) -> li
         new = {"packets": old.packets + 1, "bytes": old.bytes + size, "dropped_buffer": (old.packets + 1) // 100}
         pair[hop.side] = old.model_copy(update=new)
     sample()
-    return found
+    return samples
 
 
 def write_run(
@@ -448,7 +448,7 @@ def write_run(
     """Pretend a run and leave its folder behind as the controller would."""
     run = results.new_run(experiment, what)
     stages = train(pipeline, what, error)
-    lab = _lab(what, 1_000_000_000 if pipeline.played_at_ns is None else pipeline.played_at_ns)
+    lab = lab_record(what, 1_000_000_000 if pipeline.played_at_ns is None else pipeline.played_at_ns)
     made = certificate(what, verdict)
     certificates = RunCertificates(before=made, after=None if failure else made)
     results.write_json(run.folder / "environment.json", ENVIRONMENT)
@@ -461,7 +461,7 @@ def write_run(
     (run.folder / "counters.jsonl").write_text(text, encoding="utf8")
     status: Literal["ok", "failed"] = "failed" if failure else "ok"
     summary = summarise(what, lab, certificates, stages, status=status, error=failure)
-    results.write_json(run.folder / "summary.json", summary)
+    run.finish(summary)
     return run
 
 
@@ -475,5 +475,5 @@ def record_sweep(folder: Path, cells: Iterable[Cell], **stated: Any) -> Path:
 def change_summary(run: results.Run, **fields: Any) -> Summary:
     """Write other numbers into the summary of a run that was pretended."""
     changed = run.summary.model_copy(update=fields)  # type: ignore[union-attr]
-    results.write_json(run.folder / "summary.json", changed)
+    run.finish(changed)
     return changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.csv_rows import append_rows, read_records, read_rows, write_rows
+from testbed.csv_rows import Table, read_records, read_rows, write_rows
 
 
 class Row(NamedTuple):
@@ -28,12 +29,22 @@ _rows = st.lists(
 def test_appended_is_written_at_once(first: list[Row], then: list[Row]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder, "one.csv"), Path(folder, "other.csv")
-        append_rows(one, first)
-        append_rows(one, then)
+        Table(one, Row, say=False).add(first)
+        Table(one, Row, say=False).add(then)
         write_rows(other, Row._fields, [*first, *then], digits=7)
         assert one.read_bytes() == other.read_bytes()
         assert [row[:2] for row in read_rows(one)] == [(row.words, str(row.count)) for row in (*first, *then)]
         assert [tuple(record.values()) for record in read_records(one)] == read_rows(one)
+
+
+def test_a_row_is_known_by_its_key_before_and_after_it_is_read_back(tmp_path: Path) -> None:
+    for _ in range(2):
+        table = Table(tmp_path / "runs.csv", Row, "words", "count", digits=None)
+        if ("one", 2) not in table:
+            table.add([Row("one", 2, 0.1), Row("two", 2, math.nan)])
+        assert table.find("two", 2) == {"words": "two", "count": "2", "share": "nan"}
+        assert ("one", 3) not in table
+        assert len(table.rows) == 2
 
 
 def test_a_table_is_as_it_was_where_a_row_cannot_be_made(tmp_path: Path) -> None:

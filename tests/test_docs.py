@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from testbed.cli import app
+from testbed.cli import make_app
 from testbed.codecs.catalogue.table import ROWS
 from testbed.commands import docs
 from testbed.errors import UserError
@@ -40,20 +40,20 @@ def test_a_stale_page_is_named_and_generated_anew(tmp_path: Path, monkeypatch: p
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     monkeypatch.setattr(docs, "ROOT", tmp_path)
-    with pytest.raises(UserError, match="no checkout"):
+    with pytest.raises(UserError, match="not a checkout"):
         list(docs.stale_pages())
     (tmp_path / "pyproject.toml").touch()
     whole = tmp_path / "whole.md"
     monkeypatch.setattr(docs, "_whole_pages", lambda: {"whole.md": lambda: "all of it\n"})
     page.write_text("by hand\n<!-- generated: codecs -->\nold\n<!-- end -->\nby hand too\n", encoding="utf8")
-    told = CliRunner().invoke(app, ["docs", "--check"])
+    told = CliRunner().invoke(make_app(), ["docs", "--check"])
     assert told.exit_code == 1
     assert "docs/page.md is stale" in told.stdout
     assert "whole.md is stale" in told.stdout
     assert not whole.exists()
-    assert CliRunner().invoke(app, ["docs"]).exit_code == 0
+    assert CliRunner().invoke(make_app(), ["docs"]).exit_code == 0
     text = page.read_text(encoding="utf8")
     assert text.startswith("by hand\n<!-- generated: codecs -->\n| codec |")
     assert text.endswith("|\n<!-- end -->\nby hand too\n")
     assert whole.read_text(encoding="utf8") == "all of it\n"
-    assert CliRunner().invoke(app, ["docs", "--check"]).exit_code == 0
+    assert CliRunner().invoke(make_app(), ["docs", "--check"]).exit_code == 0

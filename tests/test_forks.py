@@ -16,41 +16,20 @@ import pytest
 
 from testbed import forks
 from testbed.errors import StageError
-from testbed.pipeline.control import host_environment
 from testbed.process import ROOT, start_program
+from testbed.runtime.control_plane import host_environment
 from tests.forked import is_gone
 from tests.known import known
 
 pytestmark = pytest.mark.slow  # the server loads torch
 
-SHOWN = """
-import json, os, sys
-def main():
-    namespace = os.readlink("/proc/self/ns/net")
-    fds = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
-    said = {
-        "arguments": sys.argv[1:], "input": sys.stdin.read(), "folder": os.getcwd(), "first": sys.path[0],
-        "environment": dict(os.environ), "fds": fds,
-        "session": os.getsid(0) == os.getpid(), "user": os.getresuid(), "groups": os.getgroups(), "net": namespace,
-        "loaded": "torch" in sys.modules,
-    }
-    print(json.dumps(said))
-    sys.stderr.write("said\\n")
-"""
-ENDS = """
-import os, signal, sys, time
-from testbed.errors import SpecError
-def main():
-    exec(sys.argv[1])
-"""
+PROGRAM = "tests.forks_program"
 
 
 @pytest.fixture(autouse=True)
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs of a test lie in the folder where it works; a server that runs before does not know that folder."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test works in a folder of its own; a server that runs before does not know that folder."""
     monkeypatch.chdir(tmp_path)
-    for name, text in (("shown", SHOWN), ("ends", ENDS)):
-        (tmp_path / f"{name}.py").write_text(text)
 
 
 @pytest.fixture
@@ -67,7 +46,7 @@ def start(errors: Any, module: str, *arguments: str, env: dict[str, str] | None 
 
 def test_it_has_what_it_was_given_and_nothing_else(errors: Any, tmp_path: Path) -> None:
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
-        process = start(errors, "shown", "a", "b c", env={"OURS": "1"}, pass_fds=(one.fileno(), other.fileno()))
+        process = start(errors, PROGRAM, "show", "a", "b c", env={"OURS": "1"}, pass_fds=(one.fileno(), other.fileno()))
         kept = {one.fileno(), other.fileno()}
     said = json.loads(process.stdout.read())
     assert process.wait(20) == 0
@@ -75,7 +54,8 @@ def test_it_has_what_it_was_given_and_nothing_else(errors: Any, tmp_path: Path) 
     assert said["loaded"]
     assert said["arguments"] == ["a", "b c"]
     assert said["input"] == ""
-    assert said["folder"] == said["first"] == str(tmp_path)
+    assert said["folder"] == str(tmp_path)
+    assert str(tmp_path) not in said["path"], "only code that the user names is looked for there"
     assert said["environment"] == {**host_environment(), "OURS": "1"}
     assert set(said["fds"]) == {0, 1, 2, *kept}
     assert said["session"]
@@ -85,13 +65,11 @@ def test_it_has_what_it_was_given_and_nothing_else(errors: Any, tmp_path: Path) 
 
 
 @pytest.mark.root
-def test_it_runs_inside_a_namespace_as_somebody_else(errors: Any, tmp_path: Path) -> None:
+def test_it_runs_inside_a_namespace_as_somebody_else(errors: Any) -> None:
     from testbed.net.kernel.namespace import Namespace
 
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
     with Namespace("ours") as namespace:
-        process = start(errors, "shown", namespace=namespace.fd, user=12345, group=54321, extra_groups=[])
+        process = start(errors, PROGRAM, "show", namespaces=[namespace.fd], user=12345, group=54321, extra_groups=[])
         output = process.stdout.read()
         process.stdout.close()
         inside = str(Path(f"/proc/self/fd/{namespace.fd}").readlink())
@@ -117,7 +95,7 @@ def test_it_runs_inside_a_namespace_as_somebody_else(errors: Any, tmp_path: Path
     ],
 )
 def test_it_ends_as_it_would_by_itself(errors: Any, code: str, status: int, words: str) -> None:
-    process = start(errors, "ends", code)
+    process = start(errors, PROGRAM, code)
     assert process.wait(20) == process.wait() == process.poll() == status
     process.stdout.close()
     errors.seek(0)
@@ -125,7 +103,7 @@ def test_it_ends_as_it_would_by_itself(errors: Any, code: str, status: int, word
 
 
 def test_it_can_be_waited_for_and_killed(errors: Any) -> None:
-    process = start(errors, "ends", "time.sleep(600)")
+    process = start(errors, PROGRAM, "time.sleep(600)")
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
@@ -136,13 +114,13 @@ def test_it_can_be_waited_for_and_killed(errors: Any) -> None:
 
 
 def test_where_the_server_is_killed_so_is_the_program_and_the_next_has_another(errors: Any) -> None:
-    process = start(errors, "ends", "time.sleep(600)")
+    process = start(errors, PROGRAM, "time.sleep(600)")
     first = known(forks.server())
     os.kill(first, signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
     assert is_gone(process.pid)
     process.stdout.close()
-    last = start(errors, "ends", "sys.exit(7)")
+    last = start(errors, PROGRAM, "sys.exit(7)")
     assert last.wait(60) == 7
     last.stdout.close()
     assert forks.server() not in (None, first)
@@ -151,19 +129,21 @@ def test_where_the_server_is_killed_so_is_the_program_and_the_next_has_another(e
 def test_a_server_that_cannot_load_says_why(errors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('a torch of somebody else')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(StageError, match=r"(?s)cannot start ends: .* status 1: .*a torch of somebody else"):
-        start(errors, "ends", "pass")
+    with pytest.raises(
+        StageError, match=r"(?s)cannot start tests.forks_program: .* status 1: .*a torch of somebody else"
+    ):
+        start(errors, PROGRAM, "pass")
     forks.close()
 
 
 CONTROLLER = """
 import subprocess, sys, tempfile, time
 from testbed import forks
-from testbed.pipeline.control import host_environment
+from testbed.runtime.control_plane import host_environment
 from testbed.process import start_program
 process = start_program(
-    "ends", sys.argv[1], attempt="try it", popen=forks.popen, env=host_environment(), stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE, stderr=tempfile.TemporaryFile(),
+    "tests.forks_program", sys.argv[1], attempt="try it", popen=forks.popen, env=host_environment(),
+    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=tempfile.TemporaryFile(),
 )
 print(process.pid, forks.server(), flush=True)
 time.sleep(float(sys.argv[2]))

@@ -70,12 +70,12 @@ def test_a_command_that_fails_says_why(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def _blocks() -> list[Any]:
-    found = []
+    examples = []
     for page in PAGES:
         for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf8"), re.DOTALL)):
             if "import testbed" in block:
-                found.append(pytest.param(block, id=f"{page.parent.name}-{number}"))
-    return found
+                examples.append(pytest.param(block, id=f"{page.parent.name}-{number}"))
+    return examples
 
 
 @pytest.mark.parametrize("block", _blocks())

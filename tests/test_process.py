@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def test_the_end_of_a_child_is_an_error_that_says_why(do: str, kind: type[Except
 def test_a_child_that_takes_too_long_is_killed() -> None:
     with child("sleep") as asked:
         asked.answer()
-        with pytest.raises(LabError, match=r"^cannot try it: its process was not done after 0 s$"):
+        with pytest.raises(LabError, match=r"^cannot try it: its process did not end within 0 s$"):
             asked.last_answer(0.1)
     assert not is_running(asked.pid)
 
@@ -114,17 +115,16 @@ print(asked.pid, asked.answer(), flush=True)
 time.sleep(60)
 """
 A_CODEC = """
-import os, time
-from testbed.codecs.check.apart import in_child
-def work():
-    print(os.getpid(), flush=True)
+import time
+from testbed.codecs.check.apart import Ends
+with Ends(["fp32"]) as ends:
+    print(ends.pids["decoder"], flush=True)
     time.sleep(60)
-in_child(work)
 """
 """It may never end: the kit's time limit dies with the kit."""
 
 
-@pytest.mark.parametrize("code", [A_CHILD, A_CODEC], ids=["a child", "a fork that tries a codec"])
+@pytest.mark.parametrize("code", [A_CHILD, A_CODEC], ids=["a child", "a process that holds a codec"])
 def test_what_was_started_dies_with_a_killed_parent(code: str) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
         pid = int(known(parent.stdout).readline().split()[0])
@@ -132,8 +132,36 @@ def test_what_was_started_dies_with_a_killed_parent(code: str) -> None:
     assert is_gone(pid, 5)
 
 
+A_FOLDER = """
+import sys, time
+from pathlib import Path
+from testbed import paths
+with paths.scratch_folder("held-", Path(sys.argv[1])) as folder:
+    (folder / "inside").mkdir()
+    (folder / "inside" / "file").write_text("something")
+    print(folder, flush=True)
+    if sys.argv[2] == "waits":
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["waits", "ends"])
+def test_a_scratch_folder_goes_with_its_process_however_that_ends(how: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", A_FOLDER, str(tmp_path), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
+        folder = Path(known(holder.stdout).readline().strip())
+        if how == "waits":
+            assert (folder / "inside" / "file").is_file()
+            holder.kill()
+    deadline = time.monotonic() + 20
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == []
+    assert holder.returncode == (-signal.SIGKILL if how == "waits" else 0)
+
+
 def test_a_program_whose_parent_is_gone_does_not_begin() -> None:
-    command = [sys.executable, "-m", "testbed.process", "1", PROGRAM]
+    command = process.command_line(PROGRAM, parent=1)
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input='{"do":"chatter"}\n', check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "process 1, which started this one, is gone" in ended.stderr

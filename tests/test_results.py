@@ -7,7 +7,7 @@ import pytest
 
 from testbed import results
 from testbed.errors import ResultsError, SpecError
-from testbed.profiles import load_profile, trace
+from testbed.profiles import load_profile, rate_trace
 from testbed.records import Sample
 from testbed.spec import Cell
 from testbed.sweep import plan
@@ -24,14 +24,14 @@ def test_only_a_run_that_ended_well_finishes_a_cell(tmp_path: Path, cell: Cell) 
     assert results.finished(tmp_path, cell.id) is None
     for status, finished in (("failed", False), ("interrupted", False), ("ok", True)):
         run = results.new_run(tmp_path, cell)
-        results.write_json(run.folder / "summary.json", ended(cell, status))
+        run.finish(ended(cell, status))
         assert (results.finished(tmp_path, cell.id) == run) is finished
     unfinished = results.new_run(tmp_path, cell)
     assert unfinished.summary is None
     assert [run.number for run in results.runs(tmp_path)] == [1, 2, 3, 4]
     assert known(results.finished(tmp_path, cell.id)).number == 3
     again = results.new_run(tmp_path, cell)
-    results.write_json(again.folder / "summary.json", ended(cell, "ok"))
+    again.finish(ended(cell, "ok"))
     assert [run.number for run in results.finished_runs(tmp_path, cell.id)] == [3, 5]
 
 
@@ -92,6 +92,6 @@ def test_a_run_over_a_trace_can_be_read_where_the_trace_is_not(
     varying = cell.model_copy(update={"profiles": (load_profile(str(mine / "mine.toml")),)})
     run = results.new_run(folder, varying)
     shutil.rmtree(mine)
-    monkeypatch.setattr(trace, "_known", {})  # as in another process
-    trace._load.cache_clear()
-    assert trace.load_trace(known(known(run.cell.profiles[0].up).trace)) == tuple(range(1, 101))
+    monkeypatch.setattr(rate_trace, "_known", {})  # as in another process
+    rate_trace._load.cache_clear()
+    assert rate_trace.load_trace(known(known(run.cell.profiles[0].up).trace)) == tuple(range(1, 101))

@@ -12,8 +12,6 @@ if ! command -v apt-get >/dev/null; then
 fi
 apt-get -qq update
 apt-get -qq install -y --no-install-recommends make iproute2 kmod util-linux python3 python3-venv
-# For the kernel with the virtual clock, which the first sweep builds: python -m testbed vm --build
-apt-get -qq install -y --no-install-recommends gcc libc6-dev flex bison bc xz-utils
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "provision: testbed needs Python 3.11 or newer, and this box has $(python3 --version);" \
     'take a box with Debian 12, Ubuntu 24.04 or later (TESTBED_BOX).' >&2

@@ -1,4 +1,4 @@
-"""Make the figures, CSVs, claims and the README's blocks of aqsgd_finetuning.
+"""Generates the figures, CSVs, claims and README blocks of aqsgd_finetuning.
 
 python -m testbed sweep aqsgd_finetuning
 python -m testbed predict aqsgd_finetuning
@@ -7,27 +7,22 @@ python experiments/aqsgd_finetuning/figures.py [--results results/aqsgd_finetuni
 passes.csv has the mean training loss of each pass of each run; the other CSVs are those of all experiments.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
 from testbed.codecs.catalogue.placement import canonical_text
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiment_tables, experiments, predicted, style
+from testbed.report import experiment_tables, experiments, plots, predicted, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
-HERE = Path(__file__).resolve().parent
 PASSES = "passes.csv"
 BASELINES = {"fp32": 32, "bf16": 16}
-"""Bits of each."""
+"""Forward bits of each arm."""
 AQSGD, CONTROL, DIRECT = "AQ-SGD", "DirectQ after a full first pass", "DirectQ"
 WIDTHS = {2: 6, 3: 6, 4: 8}
 """Bits backward, by bits forward."""
@@ -50,16 +45,16 @@ MEASURES = {
     "last_pass": "training, last pass",
 }
 BOUND = 0.02
-"""Nats above fp32 that count as a worse loss; [compare] says so before anything is run."""
+"""Nats above fp32 that count as a worse loss; [compare] states it before any run."""
 BEST = "each at its best rate"
 TRAINING_S = 15.9
-"""Of one core, for one training of 48 steps: measured on 2026-11-23."""
+"""Seconds of one core for one training of 48 steps: measured on 2026-11-23."""
 SLOW, MIDDLE, FAST = "100Mbit", "500Mbit", "10Gbit"
 PASSES_PUBLISHED, SLOWDOWN, SPEED_UP = 10, 1.31, 4.3
-"""As in published.csv, which says where."""
+"""As in published.csv, which states the source."""
 BITS = {"acsgd": "4 and 8 bits", "fwd=acsgd(bits=3), bwd=acsgd(bits=6)": "3 and 6 bits"}
 NEAR = 0.05
-"""Of a published number: what counts as the same."""
+"""Relative difference within which a number equals a published one."""
 
 
 # ------------------------------------------------------------------ losses
@@ -86,7 +81,7 @@ def arms(folder: Path) -> Any:
 
 
 def losses(frame: Any, method: str, bits: int, column: str) -> dict[int, float]:
-    """Return an arm's losses by seed, at the rate of its least mean validation loss; empty where it was not run."""
+    """Return an arm's losses by seed, at the rate with its lowest mean validation loss; empty if it was not run."""
     rows = frame[(frame.method == method) & (frame.bits == bits)]
     if rows.empty:
         return {}
@@ -101,20 +96,21 @@ def against(
     column: str = "validation_loss",
     bound: float = BOUND,
 ) -> Judgement | None:
-    """Judge that an arm's loss is at most `bound` nats above another's; None where one of them was not run."""
+    """Judge whether an arm's loss is at most `bound` nats above another's; None if either was not run."""
     a, b = losses(frame, method, bits, column), losses(frame, *base, column)
     return judge("loss", a, b, bound) if a.keys() & b.keys() else None
 
 
 def at_one_rate(frame: Any) -> Any:
-    """Return the runs at the rate that is fp32's best: training losses at two rates cannot be compared."""
+    """Return the runs at fp32's best rate, because training losses at different rates are not comparable."""
     base = frame[frame.method == "fp32"]
     return frame[frame.rate == base.groupby("rate").validation_loss.mean().idxmin()]
 
 
+@experiments.table
 def loss_table(folder: Path) -> Any:
-    """Return a row for each arm: its rate, and its losses less fp32's with their intervals."""
-    frame, rows = arms(folder), []
+    """Return a row for each arm: its rate, and its losses vs fp32 with intervals."""
+    frame = arms(folder)
     order = [*BASELINES, *TEXTS]
     groups = frame.groupby(["method", "bits", "rate"])
     for (method, bits, rate), part in sorted(
@@ -130,25 +126,18 @@ def loss_table(folder: Path) -> Any:
         alone = pd.concat([frame[(frame.method != method) | (frame.bits != bits)], part])
         for column, name in MEASURES.items():
             found = against(at_one_rate(alone) if column == "last_pass" else alone, method, bits, column=column)
-            row[name] = None if found is None else difference_words(found)
+            row[name] = found and experiments.with_ends(found, "{:+.4f}")
             if method == "fp32":
                 row[name] = f"{part[column].mean():.4f}"
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def difference_words(found: Judgement) -> str:
-    """Write a difference in nats and its interval."""
-    ends = "" if found.interval is None else f" ({found.interval_words})"
-    return f"{found.value:+.4f}{ends}"
+        yield row
 
 
 # ------------------------------------------------------------------ time
 def times(folder: Path) -> Any:
-    """Return what follows from bytes, rates and schedule for each way to send, bits and time of computing.
+    """Return the times that follow from bytes, rates and schedule, for each way to send, bits and compute time.
 
     `speed_up` is fp32's time at 100 Mbit/s over AQ-SGD's, `slowdown` AQ-SGD's at 500 Mbit/s over fp32's at 10 Gbit/s:
-    of a step in the steady state, and of ten passes of which the first is in full.
+    for a step in the steady state, and for ten passes, the first one in full.
     """
     frame = predicted.cells(folder)
     frame = frame[frame.grid == "fit"].assign(rate=lambda rows: rows.links.str.extract(r"\((\w+),")[0])
@@ -167,9 +156,9 @@ def times(folder: Path) -> Any:
 
 
 def solved(folder: Path) -> Any:
-    """Return for each explanation the time of computing at which 31 % comes out, and the speed-up that follows from it.
+    """Return, for each explanation, the compute time that yields 31 %, and the resulting speed-up.
 
-    A slowdown that no time of computing gives is missing.
+    A slowdown that no compute time yields is missing.
     """
     rows = []
     for key, part in times(folder).groupby(["sends", "bits", "of"], sort=False):
@@ -182,7 +171,9 @@ def solved(folder: Path) -> Any:
 
 
 def time_table(folder: Path) -> Any:
-    """Return the explanations of the two published times."""
+    """Return the explanations of the two published times; empty if they were not computed."""
+    if not (folder / predicted.FILE).is_file():
+        return ""
     rows = solved(folder)
     never = rows.stage_s.isna()
     return pd.DataFrame(
@@ -198,15 +189,12 @@ def time_table(folder: Path) -> Any:
 
 
 # ------------------------------------------------------------------ claims
-def claims(folder: Path) -> list[Claim]:
-    """Return what was claimed and what became of it, as far as the CSVs of a folder have the arms."""
-    return claim_rows.claims(globals(), folder)
-
-
 def less(
     folder: Path, method: str, bits: Sequence[int], bound: float, ways: Sequence[str], than: str = "fp32"
 ) -> Iterator[Facts]:
-    """Yield an arm's validation loss less another's of as many bits, or fp32's, for each of `bits` and `ways`."""
+    """Yield an arm's validation loss minus that of another arm with equal bits, or of fp32, for each of `bits` and
+    `ways`.
+    """
     frame = arms(folder) if (folder / experiments.SEEDS).is_file() else None
     for width, way in itertools.product(bits if frame is not None else (), ways):
         rows = frame if way == BEST else at_one_rate(frame)
@@ -220,18 +208,18 @@ def _beside(rows: Any, method: str, bits: int) -> str:
     plain = against(rows, method, bits, column="uncompressed_loss")
     last = against(at_one_rate(rows), method, bits, column="last_pass")
     said = {"codec taken out": plain, "training loss of the last pass, at fp32's rate": last}
-    return "".join(f"; {name} {difference_words(found)}" for name, found in said.items() if found is not None)
+    return "".join(f"; {name} {experiments.with_ends(found, '{:+.4f}')}" for name, found in said.items() if found)
 
 
 def _shown(found: Judgement, bound: float) -> str:
     if found.verdict in ("holds", "fails"):
         return f"the whole interval is on one side of {bound:+.2f} nats"
-    shown = "" if found.detectable is None else f"would have shown {found.detectable:.2g} nats from {bound:+.2f}; "
+    shown = "" if found.detectable is None else f"can detect {found.detectable:.2g} nats from {bound:+.2f}; "
     return shown + experiments.more_seeds(found, 2 * TRAINING_S)
 
 
 def published_times(folder: Path) -> Facts | None:
-    """Return the most that ten passes are faster by, and what agrees with both published times."""
+    """Return the largest speed-up of ten passes, and the settings that agree with both published times."""
     if not (folder / predicted.FILE).is_file():
         return None
     rows = solved(folder)
@@ -241,7 +229,7 @@ def published_times(folder: Path) -> Facts | None:
     most = rows[rows.of != "steady state"].groupby("bits").most.max()
     return {
         "value": most.max(),
-        "near": SPEED_UP * (1 - NEAR),
+        "published": SPEED_UP,
         **dict(zip(("four", "three"), most[list(BITS.values())], strict=True)),
         "least": able.speed_up.min(),
         "largest": able.speed_up.max(),
@@ -251,57 +239,43 @@ def published_times(folder: Path) -> Facts | None:
 
 
 def played(folder: Path) -> Facts | None:
-    """Return how far played cells are from arithmetic; None where none was played."""
+    """Return the deviation of played cells from arithmetic; None if none was played."""
     facts = predicted.explained(folder) if (folder / predicted.FILE).is_file() else {"played": 0}
     return facts if facts["played"] else None
 
 
 # ------------------------------------------------------------------ figures
 def loss_figure(folder: Path) -> Any:
-    """Draw how far training is behind fp32's by pass at 2 bits, and validation by bits."""
+    """Draw the training loss above fp32's by pass at 2 bits, and the validation loss by bits."""
     frame = arms(folder)
     same, grey = at_one_rate(frame), style.looks(["fp32"])["fp32"].colour
     rate = same.rate.iloc[0]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.6), layout="constrained")
+    figure, ((left, right),) = plots.panels(1, 2, (9.2, 3.6))
     passes = _behind(folder, rate)
     for method, colour in COLOURS.items():
-        table = passes[passes.method == method].pivot_table(index="pass", columns="seed", values="behind")
-        if table.empty:
-            continue
-        left.plot(table.index, table.mean(axis=1), color=colour, marker=MARKERS[method], ms=4.5, label=method)
-        left.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=colour, alpha=0.18, lw=0)
+        rows = passes[passes.method == method]
+        if len(rows):
+            plots.curve(left, rows, "pass", "behind", colour, method, marker=MARKERS[method], ms=4.5)
     left.axhline(0, color=grey, lw=1.2)
     left.set_xticks(sorted(passes["pass"].unique()))
-    left.set(xlabel="pass over the same sequences", ylabel="nats above fp32")
-    left.set_title(f"Training at 2 bits, all at the rate {rate:g}")
+    title = f"Training at 2 bits, all at the rate {rate:g}"
+    left.set(xlabel="pass over the same sequences", ylabel="nats above fp32", title=title)
     for shift, method in zip((-0.07, 0.0, 0.07), TEXTS, strict=True):
-        look = {"color": COLOURS[method], "marker": MARKERS[method]}
-        for rows, filled in ((same, False), (frame, True)):
-            for bits in WIDTHS:
-                found = against(rows, method, bits)
-                if found is None:
-                    continue
-                if found.interval is not None:
-                    right.vlines(bits + shift, *found.interval, color=COLOURS[method], lw=1.6 if filled else 0.8)
-                right.plot(bits + shift, found.value, ls="none", mfc=None if filled else style.PAPER, **look)
+        for rows, hollow in ((same, True), (frame, False)):
+            points = [(bits + shift, against(rows, method, bits)) for bits in WIDTHS]
+            look = COLOURS[method], MARKERS[method]
+            plots.estimates(right, points, *look, hollow=hollow, width=0.8 if hollow else 1.6)
     right.axhline(0, color=grey, lw=1.2)
-    right.axhline(BOUND, color=style.MUTED, lw=0.9, ls=(0, (6, 3)))
-    right.annotate(
-        f"{BOUND}: counts as worse", (0.99, BOUND), (0, 3), xycoords=("axes fraction", "data"),
-        textcoords="offset points", fontsize=8, color=style.MUTED, ha="right",
-    )  # fmt: skip
-    right.set_xlim(1.6, 4.4)
+    plots.level(right, BOUND, f"{BOUND}: counts as worse")
     right.set_xticks(list(WIDTHS), [f"{bits} and {back}" for bits, back in WIDTHS.items()])
-    right.set(xlabel="bits forward and backward", ylabel="nats above fp32")
-    right.set_title(f"Validation at each one's best rate (hollow: at {rate:g})")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=4)
-    style.state(figure, _finding(frame))
+    title = f"Validation, each arm at its best rate (hollow: at {rate:g})"
+    right.set(xlabel="bits forward and backward", ylabel="nats above fp32", xlim=(1.6, 4.4), title=title)
+    plots.finish(figure, _finding(frame), left)
     return figure
 
 
 def _behind(folder: Path, rate: float) -> Any:
-    """Return the passes of 2 bits at one rate, with each one's loss less fp32's of the same seed."""
+    """Return the passes at 2 bits and one rate, with each loss vs fp32 of the same seed."""
     passes = pd.read_csv(folder / PASSES)
     passes = passes[passes.rate == rate].assign(codec=lambda rows: rows.codec.map(canonical_text))
     base = passes[passes.codec == "fp32"].set_index(["seed", "pass"]).loss
@@ -311,7 +285,7 @@ def _behind(folder: Path, rate: float) -> Any:
 
 
 def _two_bits(frame: Any) -> dict[str, Judgement]:
-    """Return how far each method's validation loss of 2 bits is above fp32's, where it was run."""
+    """Return each method's validation loss above fp32's at 2 bits, if it was run."""
     every = {method: against(frame, method, min(WIDTHS)) for method in TEXTS}
     return {method: found for method, found in every.items() if found is not None}
 
@@ -327,34 +301,22 @@ def _finding(frame: Any) -> str:
 
 
 def time_figure(folder: Path) -> Any:
-    """Draw both published times against the time that a stage computes, which is not published."""
+    """Draw both published times against a stage's compute time, which is not published."""
     rows = times(folder)
     rows = rows[rows.of != "steady state"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.4), layout="constrained")
+    figure, ((left, right),) = plots.panels(1, 2, (9.2, 3.4))
     for (sends, bits), part in rows.groupby(["sends", "bits"], sort=False):
         part = part.sort_values("stage_s")
         look = {"color": "#0072b2" if bits == BITS["acsgd"] else "#cc79a7", "ls": "-" if sends == "overlapped" else ":"}
         left.plot(part.stage_s, part.speed_up, label=f"{bits}, {sends} sends", **look)
         right.plot(part.stage_s, part.slowdown, **look)
     for axes, value, words in ((left, SPEED_UP, f"published: {SPEED_UP}x"), (right, SLOWDOWN, "published: 1.31x")):
-        axes.axhline(value, color=style.INK, lw=0.9, ls=(0, (6, 3)))
-        axes.annotate(
-            words, (0.98, value), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8,
-            ha="right",
-        )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
-        axes.minorticks_off()
-        axes.set_xlabel("a stage computes per sequence, s (not published)")
-    left.set_ylim(0, None)
-    left.set_title("100 Mbit/s: speed-up over fp32")
-    left.set_ylabel("times as fast")
-    right.set_ylim(1, 3)
-    right.set_title("500 Mbit/s: time over fp32's at 10 Gbit/s")
-    right.set_ylabel("times as long")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=2)
-    style.state(figure, _times_finding(folder))
+        plots.level(axes, value, words, color=style.INK)
+        axes.set(xscale="log", xlim=(0.03, None), xlabel="compute time of a stage per sequence, s (not published)")
+        plots.ticks(axes.xaxis, [0.03, 0.1, 0.3])
+    left.set(ylim=(0, None), title="100 Mbit/s: speed-up over fp32", ylabel="times as fast")
+    right.set(ylim=(1, 3), title="500 Mbit/s: time over fp32's at 10 Gbit/s", ylabel="times as long")
+    plots.finish(figure, _times_finding(folder), left, columns=2)
     return figure
 
 
@@ -362,40 +324,36 @@ def _times_finding(folder: Path) -> str:
     able = solved(folder)
     able = able[(able.of != "steady state") & able.speed_up.notna()]
     if able.empty:
-        return "No time of computing gives the published 31 %"
+        return "No compute time yields the published 31 %"
     best = able.loc[(able.speed_up - SPEED_UP).abs().idxmin()]
     if abs(best.speed_up / SPEED_UP - 1) > NEAR:
-        return f"Where 31 % comes out, 100 Mbit/s gives {best.speed_up:.1f} times, not {SPEED_UP}"
-    return f"Both published times come out with {best.bits} and a stage that takes {best.stage_s:.3f} s"
+        return f"With the published 31 %, 100 Mbit/s gives {best.speed_up:.1f} times, not {SPEED_UP}"
+    return f"Both published times follow from {best.bits} and a stage time of {best.stage_s:.3f} s"
 
 
 # ------------------------------------------------------------------ README
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README, from the CSVs of a folder."""
-    return {
-        "answer": _answer(folder),
-        "claims": claims_table(claims(folder)),
-        "losses": experiments.markdown_of(loss_table(folder)),
-        "times": experiments.markdown_of(time_table(folder)) if (folder / predicted.FILE).is_file() else "",
-    }
-
-
 def _answer(folder: Path) -> str:
     same = at_one_rate(arms(folder))
-    words = [f"{method} {difference_words(found)}" for method, found in _two_bits(same).items()]
+    words = [f"{method} {experiments.with_ends(found, '{:+.4f}')}" for method, found in _two_bits(same).items()]
     told = f" {_times_finding(folder)}." if (folder / predicted.FILE).is_file() else ""
     found = against(same, AQSGD, 2, (CONTROL, 2), bound=-BOUND)
-    why = ": it is the differences that keep the loss" if found is not None and found.verdict == "holds" else ""
+    why = ": the differences keep the loss" if found is not None and found.verdict == "holds" else ""
     return experiments.prose(
-        "**Answer.** Loss less fp32's after four passes of 2 bits forward, in nats, at fp32's rate: "
+        "**Answer.** Loss vs fp32 after four passes of 2 bits forward, in nats, at fp32's rate: "
         f"{'; '.join(words)}{why}.{told}"
     )
 
 
-if __name__ == "__main__":
-    results, output = experiments.folders(HERE.name, __doc__ or "")
+BLOCKS = {"answer": _answer, "losses": loss_table, "times": time_table}
+FIGURES = {"loss": loss_figure, "time": time_figure}
+
+
+def write(results: Path, output: Path) -> None:
+    """Write the CSVs of a sweep's results."""
     runs, passes = runs_and_passes(results)
     passes.to_csv(output / PASSES, index=False, float_format="%.6f", lineterminator="\n")
     experiment_tables.write_tables(results, output, runs, "last_pass", "optimiser.learning_rate")
-    (output / predicted.FILE).write_bytes((results / predicted.FILE).read_bytes())
-    experiments.draw_and_publish(HERE, output, {"loss": loss_figure, "time": time_figure}, blocks, claims)
+
+
+if __name__ == "__main__":
+    publishing.run(globals())

@@ -3,12 +3,10 @@
 This writes codecs.csv, bits per value of lossless codecs at every boundary of three models, and tensors.csv.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
-from testbed.pipeline import at_boundaries
+from testbed.studies import at_boundaries
 
 HERE = Path(__file__).resolve().parent
 STAGES = {"gpt2-mini": 4, "gpt2-mini-trained": 4, "smollm2-135m": 6}

@@ -1,48 +1,40 @@
-"""Make the table, the summary and the figures of codec_quality: `python experiments/codec_quality/figures.py`.
+"""Generates the table, summary and figures of codec_quality: `python experiments/codec_quality/figures.py`.
 
-This reads the results of the sweep. An arm is a codec, or a codec on a small part of the text that is seen repeatedly;
-its loss is compared with that of fp32 with the same seed and text. Losses do not depend on the network, so a seed
-counts once whatever network it ran over.
+Reads the results of the sweep. An arm is a codec, or a codec on a small part of the text that is seen repeatedly; its
+loss is compared with fp32's on the same seed and text. Losses do not depend on the network, so each seed counts once.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas
 import readme
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import testbed
-from testbed import results
 from testbed.codecs.catalogue import placement
-from testbed.report import experiment_tables, experiment_verdicts, experiments, style
-from testbed.report.canvas import Handle, canvas
+from testbed.report import experiment_tables, experiment_verdicts, experiments, plots, publishing, style
 from testbed.report.labels import Mark, label_marks
-from testbed.report.lines import draw_floor
+from testbed.results import TuningRecord, last_tuning
 
-HERE = Path(__file__).resolve().parent
 RUN = experiments.RUN
 BASELINE = "fp32"
 LOSSES = {"loss": "validation_loss", "plain": "uncompressed_loss"}
 """With the codec in place and without: name in summary.csv -> column of `testbed.load`."""
-STRAIGHT = 0.1
-"""The difference in nats up to which the axis is linear; beyond it is logarithmic."""
-TICKS = (-1, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-BAR: dict[str, Any] = {"marker": "|", "ms": 9, "mew": 1.6, "ls": "none"}
-"""How the loss without the codec is marked."""
-BITS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+FEW = 4
+SHOWN = {
+    "int1": "1 bit", "powersgd(8)": "PowerSGD", "mask(0.1)": "mask of 10 %", "subspace": "subspace, 1/8",
+    "topk-shared(0.1, sample)": "top-k of 10 %", "int2(group=64)": "2 bits", "mapl": "MAPL", "int3(group=64)": "3 bits",
+    "int4(group=64)": "4 bits", "tah(sample)": "TAH", "int6": "6 bits", "int8": "int8", "delta-int8": "delta-int8",
+    "bf16": "bf16",
+}  # fmt: skip
+"""Arms of the figure, and their labels; the table has all."""
 
 
 # ------------------------------------------------------------------ results
 def measured(folder: Path) -> Any:
-    """Return one row per run that ended well, with its arm and the bits per value that it sent; see `runs_frame`."""
+    """Return one row per successful run, with its arm and its bits per value; see `runs_frame`."""
     runs = experiments.runs_frame(folder)
     share = runs["workload.training_sequences"]
     names = [
@@ -56,9 +48,8 @@ def sent(folder: Path) -> Any:
     """Return the bits per value over all training steps of each run: payloads both ways, forward, backward, and IP
     packets.
 
-    The first stage sends activations only, the last their gradients only. Packets are counted from one record to the
-    next, so the first step has no number, and is taken to need as many bytes of packets for each byte of payload as the
-    others.
+    The first stage sends activations only, the last one gradients only. Packets are counted from record to record, so
+    the first step has no count; it is assumed to have the other steps' ratio of packet bytes to payload bytes.
     """
     steps = testbed.steps(folder, by_stage=True)
     steps = steps[steps.phase == "train"]
@@ -119,15 +110,15 @@ def summarised(runs: Any) -> Any:
     return pandas.DataFrame(rows).sort_values(["bits", "arm"]).reset_index(drop=True)
 
 
-def remarks(folder: Path, runs: Any, arms: Any, tuning: results.TuningRecord | None) -> Iterator[str]:
-    """Yield what the table does not say: seeds over two networks, arms with fewer seeds or none, runs that failed."""
+def remarks(folder: Path, runs: Any, arms: Any, tuning: TuningRecord | None) -> Iterator[str]:
+    """Yield facts missing from the table: seeds over two networks, arms with fewer or no seeds, failed runs."""
     fixed = runs[[not placement.parse_placement(codec).measures for codec in runs.codec]]
     groups = [group for _, group in fixed.groupby(["arm", "seed"]) if group.profile.nunique() > 1]
     if groups:
         apart = max(group[column].max() - group[column].min() for group in groups for column in LOSSES.values())
         yield f"Arms that ran with one seed over two networks: {len(groups)}; their losses differ by {apart:g}."
     for arm in arms[arms.seeds < arms.seeds.max()].itertuples():
-        yield f"{arm.arm}: {arm.seeds} of {arms.seeds.max()} seeds ended well."
+        yield f"{arm.arm}: {arm.seeds} of {arms.seeds.max()} seeds succeeded."
     for lost in [] if tuning is None else [arm for arm in tuning.arms if not arm.left]:
         yield f"{', '.join(map(str, lost.arm.values()))}: not run, because no learning rate gave a finite loss."
     every = testbed.load(folder)
@@ -167,155 +158,52 @@ def spread(arms: Any, name: str) -> list[str]:
     return [f"{low:+.3f} to {high:+.3f}" for low, high in zip(arms[f"{name}_low"], arms[f"{name}_high"], strict=True)]
 
 
-# ------------------------------------------------------------------ figures
-WORDS = """\
-Each mark is an arm: the mean over seeds of its difference in validation loss vs fp32, with the same seed, text and \
-number of tokens; the line spans the lowest to the highest seed. Above 0 is worse; beyond {straight:g} nats the axis \
-is logarithmic. Bits are payload per value, activations and gradients together. Numbers are those of the table and of \
-the other figure. In an evaluation a codec with memory starts anew; aqsgd then sends in full, as it does all text \
-that is new to it.
-"""
-TITLES = {"loss": "evaluated with the codec", "plain": "evaluated without it"}
-
-
-def hollow_words(arms: Any) -> str:
-    """Say why marks of this figure are hollow."""
-    uncertified, fewer = arms[arms.certified < arms.runs], arms[arms.seeds < arms.seeds.max()]
-    words = ["negative controls"] * bool(arms.negative_control.any())
-    words += [f"not all runs certified ({', '.join(uncertified.arm)})"] * (len(uncertified) > 0)
-    words += [f"not all seeds ended well ({', '.join(fewer.arm)})"] * (len(fewer) > 0)
-    return "; ".join(words) or "none"
-
-
-def settings(arms: Any, runs: Any) -> str:
-    """Return the foot of a figure."""
-    first = runs.iloc[0]
-    sizes = first["training.steps"], first["workload.batch_size"], first["workload.sequence_length"]
-    what = "{}, {} steps of {} x {} tokens; ".format(first["workload.model"], *sizes)
-    return WORDS.format(straight=STRAIGHT) + what + experiments.caption(runs)
-
-
-def handles(arms: Any, *looks: dict[str, Any]) -> list[Handle]:
-    """Return what a legend says of these marks, and of hollow ones."""
-    hollow = {"label": f"hollow: {hollow_words(arms)}", "ls": "none", "marker": "o", "mfc": style.PAPER}
-    return [Line2D([], [], color=style.MUTED, **look) for look in (*looks, hollow)]
-
-
-def face(arm: Any, arms: Any, colour: str) -> str:
-    """Return the fill colour of a mark."""
-    return style.PAPER if arm.negative_control or arm.certified < arm.runs or arm.seeds < arms.seeds.max() else colour
-
-
-def scale(axes: Axes, which: str, arms: Any) -> None:
-    """Scale an axis of loss differences: linear near 0, logarithmic beyond, with a line at 0."""
-    lows, highs = (arms[[f"{name}_less_fp32_{end}" for name in LOSSES]].to_numpy() for end in ("low", "high"))
-    low, high = min(1.3 * lows.min(), -0.02), max(1.3 * highs.max(), 0.05)
-    if which == "x":
-        axes.set_xscale("symlog", linthresh=STRAIGHT)
-        axes.set_xlim(low, high)
-        axes.axvline(0, color=style.INK, lw=0.9)
-    else:
-        axes.set_yscale("symlog", linthresh=STRAIGHT)
-        axes.set_ylim(low, high)
-        axes.axhline(0, color=style.INK, lw=0.9)
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(FixedLocator(TICKS))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def floors(runs: Any) -> list[float]:
-    """Return the unigram floor as a difference from fp32's mean loss, where both are known."""
-    base = runs[(runs.codec == BASELINE) & (runs.share == 0)].drop_duplicates("seed").validation_loss.mean()
-    return [float(floor) - base for floor in runs.unigram_floor.dropna().unique() if not pandas.isna(base)]
-
-
-def against_bits(arms: Any, runs: Any) -> Figure:
-    """Draw the loss that a codec costs against the bits that it sends, evaluated with and without it."""
-    looks = style.looks(arms.codec)
-    legend = handles(
-        arms, {"label": "mean of paired seeds", "ls": "none", "marker": "o"}, {"label": "lowest to highest seed"}
-    )
-    figure, panels = canvas("Loss against bits per value", 5.2, legend, settings(arms, runs), 2, columns=2)
-    for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
-        scale(axes, "y", arms)
-        for floor in floors(runs):
-            draw_floor(axes, floor)
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(arms.bits.min() / 1.3, 1.3 * arms.bits.max())
-        axes.xaxis.set_major_locator(FixedLocator(BITS))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_xlabel("payload, bits per value, both directions")
-        axes.set_title(title)
-        middles = arms[f"{name}_less_fp32"]
-        for arm, middle in zip(arms.itertuples(), middles, strict=True):
-            look = looks[arm.codec]
-            ends = getattr(arm, f"{name}_less_fp32_low"), getattr(arm, f"{name}_less_fp32_high")
-            axes.plot([arm.bits] * 2, ends, color=look.colour, lw=1)
-            fill = face(arm, arms, look.colour)
-            axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=fill, ms=5, ls="none")
-        places = enumerate(zip(arms.bits, middles, strict=True), 1)
-        label_marks(axes, [Mark(float(x), float(y), str(number), style.INK) for number, (x, y) in places])
-    panels[0].set_ylabel("validation loss vs fp32, nats per token")
-    return figure
-
-
-def by_arm(arms: Any, runs: Any) -> Figure:
-    """Draw one row per arm, by bits per value: its difference from fp32, with the codec and without."""
-    looks = style.looks(arms.codec)
-    legend = handles(arms, {"label": "with the codec", "marker": "o"}, {"label": "without it", **BAR})
-    words, height = settings(arms, runs), 0.17 * len(arms) + 0.1
-    figure, (axes,) = canvas("Codecs by bits per value", height, legend, words, 1, columns=1)
-    for arm in arms.itertuples():
-        look, place = looks[arm.codec], arm.Index
-        axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)
-        fill = face(arm, arms, look.colour)
-        axes.plot(arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=fill, ms=5, ls="none")
-        axes.plot(arm.plain_less_fp32, place, color=look.colour, **BAR)
-    names = [f"{arm.arm}   {arm.bits:.2f} bits   {arm.Index + 1}" for arm in arms.itertuples()]
-    axes.set_yticks(range(len(arms)), names, size=7.5)
-    axes.set_ylim(len(arms) - 0.4, -0.6)
-    scale(axes, "x", arms)
-    for floor in floors(runs):
-        axes.axvline(floor, color=style.MUTED, lw=0.9, ls=(0, (6, 3)), zorder=1)
-        axes.annotate(
-            "unigram floor", (floor, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
-            textcoords="offset points", ha="center", va="bottom", size=7.2, color=style.MUTED,
-        )  # fmt: skip
-    axes.set_xlabel("validation loss vs fp32, nats per token")
+# ------------------------------------------------------------------ figure
+def draw(folder: Path) -> Figure:
+    """Draw the loss of a few codecs above fp32's against their bits per value: each seed's range, and its mean."""
+    arms = pandas.read_csv(folder / "summary.csv").set_index("arm").reindex(SHOWN).dropna(subset="loss")
+    looks, low, marks = style.looks(arms.codec), arms.bits < FEW, []
+    figure, ((axes,),) = plots.panels(1, 1, (8.6, 4.4))
+    for name, arm in arms.iterrows():
+        found = plots.Spread(arm.loss_less_fp32, (arm.loss_less_fp32_low, arm.loss_less_fp32_high))
+        plots.estimates(axes, [(arm.bits, found)], looks[arm.codec].colour, looks[arm.codec].marker)
+        marks.append(Mark(arm.bits, arm.loss_less_fp32, SHOWN[str(name)], looks[arm.codec].colour))
+    axes.axhline(0, color=style.INK, lw=0.9)
+    axes.set(xscale="log", xlabel="payload, bits per value, both directions")
+    axes.set(xlim=(0.9, 24), ylabel="validation loss vs fp32, nats per token")
+    plots.ticks(axes.xaxis, (1, 2, 4, 8, 16))
+    worse = arms.loss_less_fp32_low > 0
+    words = f"{worse[low].sum()} of {low.sum()} codecs below {FEW} bits, {worse[~low].sum()} of {(~low).sum()} others"
+    style.state(figure, f"Above fp32 with every seed: {words}")
+    label_marks(axes, marks)
     return figure
 
 
 # ------------------------------------------------------------------ from the CSVs alone
-claims = readme.claims
+above, above_at_one_rate, tuned, lossless = readme.above, readme.above_at_one_rate, readme.tuned, readme.lossless
 
 
-def blocks(folder: Path) -> dict[str, str]:
+def blocks(folder: Path) -> dict[str, Any]:
     """Return the generated blocks of the README, from the CSVs of a folder."""
     arms = pandas.read_csv(folder / "summary.csv").fillna({"mark": ""})
-    return readme.blocks(folder, experiments.markdown_of(table(arms)))
+    return {"arms": table(arms), **readme.blocks(folder)}
 
 
-def main() -> int:
-    """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
-    folder, output = experiments.folders(HERE.name, "Draw the figures of codec_quality and print its table.")
-    runs = measured(folder)
-    tuning = results.last_tuning(folder)
+# ------------------------------------------------------------------ from a sweep's results
+def write(results: Path, output: Path) -> None:
+    """Write the CSVs and the figures, and print the facts missing from the table."""
+    runs, tuning = measured(results), last_tuning(results)
     arms = summarised(runs)
-    tables = experiment_tables.write_tables(folder, output, runs, "arm")
+    tables = experiment_tables.write_tables(results, output, runs, "arm")
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
-    with style.applied():
-        drawn = {"quality": against_bits(arms, runs), "arms": by_arm(arms, runs)}
-    for name, figure in drawn.items():
-        experiments.save_figure(figure, output, name)
-    experiments.publish(output, blocks(output), claims(output))
-    lines = [*remarks(folder, runs, arms, tuning)]
+    lines = [*remarks(results, runs, arms, tuning)]
     lines += [experiment_verdicts.floor_sentence(tables.seeds), experiment_verdicts.tuning_sentence(tables.tuning)]
     if not tables.comparisons.empty:
         lines += ["", experiments.markdown_of(experiment_verdicts.verdict_table(tables.comparisons))]
     print("\n".join(lines))  # noqa: T201
-    return 0
 
+
+FIGURES = {"quality": draw}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    publishing.run(globals())

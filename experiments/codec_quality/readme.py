@@ -4,28 +4,20 @@ summary.csv has each arm at the learning rate that was tuned for it. one_rate.cs
 losses of fp32 and of the arms that were run with 1e-3: a row for each codec and seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas
 
-from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiments
+from testbed.metrics.verdicts import judge
+from testbed.report import experiments
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
 TRAINING_S = 2 * 8400 / 291
 """Of one core, for one training over its link: 291 runs took 2 h 20 min on 2 cores."""
 SAME_LOSS = 0.01
 """Of fp32's loss: what "the same loss" may mean at most."""
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what the CSVs say of the claims; those whose arms they lack are left out."""
-    return claim_rows.claims(globals(), folder)
 
 
 def _one_rate(folder: Path) -> Any:
@@ -44,9 +36,8 @@ def above(folder: Path, arm: str, than: str = "fp32", share: float = SAME_LOSS) 
     if arm not in arms.index or than not in arms.index:
         return None
     loss = arms.loc[than].loss
-    return _judged(
-        experiments.judge_loss(folder, share * loss, {"arm": arm}, {"arm": than}, "loss_less_fp32"), loss, share
-    )
+    found = experiments.judge_loss(folder, share * loss, {"arm": arm}, {"arm": than}, "loss_less_fp32")
+    return experiments.loss_facts(found, loss, 2 * TRAINING_S)
 
 
 def above_at_one_rate(folder: Path, arm: str, than: str = "fp32", share: float = SAME_LOSS) -> Facts | None:
@@ -56,14 +47,7 @@ def above_at_one_rate(folder: Path, arm: str, than: str = "fp32", share: float =
         return None
     ours, base = (losses.loc[name].dropna().to_dict() for name in (arm, than))
     loss = losses.loc["fp32"].mean()
-    return _judged(judge("loss", ours, base, share * loss), loss, share)
-
-
-def _judged(found: Judgement | None, loss: float, share: float) -> Facts | None:
-    if found is None:
-        return None
-    shown = experiments.shown_words(found, loss, 2 * TRAINING_S)
-    return {"judgement": found, "part": found.value / loss, "bound": share * loss, "shown": shown}
+    return experiments.loss_facts(judge("loss", ours, base, share * loss), loss, 2 * TRAINING_S)
 
 
 def tuned(folder: Path, arms: Mapping[str, str]) -> Facts | None:
@@ -86,13 +70,13 @@ def lossless(folder: Path, arms: Mapping[str, str]) -> Facts | None:
     }
 
 
-def blocks(folder: Path, table: str) -> dict[str, str]:
-    """Return the generated blocks of the README; `table` is that of all arms."""
-    made, losses = {"claims": claims_table(claims(folder)), "arms": table}, _one_rate(folder)
-    if losses is not None:
-        less = losses - losses.loc["fp32"]
-        made |= {"answer": _answer(less.mean(axis=1)), "one-rate": _one_rate_table(folder, less)}
-    return made
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README that are of one_rate.csv; none without it."""
+    losses = _one_rate(folder)
+    if losses is None:
+        return {}
+    less = losses - losses.loc["fp32"]
+    return {"answer": _answer(less.mean(axis=1)), "one-rate": _one_rate_table(folder, less)}
 
 
 def _answer(means: Any) -> str:

@@ -1,10 +1,8 @@
-"""Draw the figures of compactfusion and make its tables: `python experiments/compactfusion/figures.py`.
+"""Draws the figures and generates the tables of compactfusion: `python experiments/compactfusion/figures.py`.
 
 This reads arms.csv, errors.csv, latency.csv and live.csv from the output folder, which measure.py, latency.py and
 live.py write, and published.csv.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
 from testbed.report.canvas import note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.labels import Mark, label_marks
 from testbed.report.numbers import percent
 
@@ -34,14 +30,12 @@ COLOURS = {
     "DistriFusion": "#cc79a7",
     "AsyncDiff": "#8c5a2b",
 }
-CLEAR = 0.02
-"""How far a latency may lie from a straight line."""
 WATCHED = ("1-bit", "open loop 1-bit", "residual 1-bit")
 """Of errors.csv."""
 FLUX = "FLUX.1-dev"
 NOT_COMPUTED = pandas.DataFrame({"setting": [f"{FLUX} was not computed"]})
 FLUX_QUALITY = ("one worker", "fp16", "residual 2-bit")
-"""What the paper has at a FID of at most 3.26 to the unsplit model's images."""
+"""The paper's arms with a FID of at most 3.26 to the unsplit model's images."""
 
 
 # ---------------------------------------------------------------------- what was measured
@@ -60,39 +54,34 @@ def arms(folder: Path) -> Any:
 
 
 def largest(folder: Path) -> Any:
-    """Return the rows of `arms` with most workers and steps."""
+    """Return the rows of `arms` with the most workers and steps."""
     frame = arms(folder)
     return frame[(frame.workers == frame.workers.max()) & (frame.steps == frame.steps.max())]
 
 
-def by_seed(frame: Any, arm: str, column: str) -> dict[int, float]:
-    """Return a column of an arm's runs by seed; empty where it was not run."""
-    return dict(frame[frame.arm == arm].set_index("seed")[column].astype(float))
-
-
 def mean(frame: Any, arm: str, column: str) -> float:
-    """Return the mean of an arm's column; not a number where it was not run."""
+    """Return the mean of an arm's column; NaN if it was not run."""
     return float(frame[frame.arm == arm][column].mean())
 
 
 def times_smaller(frame: Any, better: str, worse: str, column: str) -> Judgement | None:
-    """Judge that an arm's error is smaller than another's; None where one was not run."""
-    ours, base = (by_seed(frame, arm, column) for arm in (better, worse))
+    """Judge whether an arm's error is smaller than another's; None if either was not run."""
+    ours, base = (experiments.by_seed(frame, column, arm=arm) for arm in (better, worse))
     if len(ours) < 2 or ours.keys() != base.keys() or min(*ours.values(), *base.values()) <= 0:
         return None
     return judge("speed_up", ours, base, 1.0)
 
 
 def seed_s() -> float:
-    """Return how long one more seed of all arms takes."""
+    """Return the time of one more seed of all arms."""
     return experiments.training_s(HERE, "arms.csv", "seed", program="measure.py")
 
 
 def closer(
     folder: Path, pairs: Sequence[Sequence[str]], column: str = "relative_l2", number: str = ""
 ) -> Iterator[Facts]:
-    """Yield of each pair of arms how many times smaller the first one's error is; `number`: the published one of each,
-    a name in published.csv.
+    """Yield, for each pair of arms, by what factor the first one's error is smaller; `number`: the published one of
+    each, as a name in published.csv.
     """
     frame = largest(folder)
     for better, worse in pairs:
@@ -140,50 +129,38 @@ def table(folder: Path) -> Any:
 
 
 # ---------------------------------------------------------------------- latency
-def latency(folder: Path) -> Any:
-    """Return the rows of latency.csv."""
-    return pandas.read_csv(folder / "latency.csv")
-
-
-def played(folder: Path) -> Any:
-    """Return the rows of played.csv: some digits were played, with the ideal beside them."""
-    return pandas.read_csv(folder / "played.csv")
-
-
+@experiments.table
 def lines(folder: Path) -> Any:
-    """Return, of each arm that was played, its straight line seconds = c + bytes / bandwidth, fitted to the relative
-    error, how far what was played is from it, and how many bytes its slope stands for.
+    """Return, for each played arm, its fitted straight line seconds = c + bytes / bandwidth (least relative error), the
+    deviation of the played times from it, and the bytes that its slope represents.
     """
-    frame, rows = played(folder), []
+    frame = pandas.read_csv(folder / "played.csv")
     for arm, part in frame[frame.clock == "virtual"].groupby("arm", sort=False):
         inverse, seconds = 8e-6 / part.rate_mbps.to_numpy(float), part.seconds.to_numpy(float)  # s per byte
         system = np.stack([np.ones_like(inverse), inverse], axis=1) / seconds[:, None]
         (base, slope), *_ = np.linalg.lstsq(system, np.ones_like(seconds), rcond=None)
-        rows.append(
-            {
-                "arm": arm,
-                "rates": len(part),
-                "c": f"{base * 1e3:.1f} ms",
-                "slope": f"{slope / 1e6:.2f} MB",
-                "sent": f"{part.sent_mb.iloc[0]:.2f} MB",
-                "farthest from the line": float(np.abs((base + slope * inverse) / seconds - 1).max()),
-                "slope over sent": slope / 1e6 / part.sent_mb.iloc[0],
-            }
-        )
-    return pandas.DataFrame(rows)
+        yield {
+            "arm": arm,
+            "rates": len(part),
+            "c": f"{base * 1e3:.1f} ms",
+            "slope": f"{slope / 1e6:.2f} MB",
+            "sent": f"{part.sent_mb.iloc[0]:.2f} MB",
+            "farthest from the line": float(np.abs((base + slope * inverse) / seconds - 1).max()),
+            "slope over sent": slope / 1e6 / part.sent_mb.iloc[0],
+        }
 
 
 def apart(folder: Path) -> float:
-    """Return how far a played latency is from the ideal over the same links, at most, as a share."""
-    frame = played(folder)
+    """Return the largest relative deviation of a played latency from the ideal over the same links."""
+    frame = pandas.read_csv(folder / "played.csv")
     key = ["setting", "arm", "workers", "steps", "rate_mbps", "delay_us"]
     both = frame[frame.clock == "virtual"].merge(frame[frame.clock == "ideal"], on=key, suffixes=("", "_ideal"))
     return float((both.seconds / both.seconds_ideal - 1).abs().max())
 
 
 def fastest(folder: Path, setting: str, steps: int, among: Sequence[str] | None = None) -> Any:
-    """Return which arm is fastest at each rate and delay, a table (delay, rate) of names; one worker among them."""
-    frame = latency(folder)
+    """Return the fastest arm at each rate and delay, as a table (delay, rate) of names; includes one worker."""
+    frame = pandas.read_csv(folder / "latency.csv")
     frame = frame[(frame.setting == setting) & (frame.steps == steps) & (frame.clock == "ideal")]
     alone = float(frame[frame.arm == "one worker"].seconds.iloc[0])
     split = frame[frame.arm != "one worker"]
@@ -195,8 +172,8 @@ def fastest(folder: Path, setting: str, steps: int, among: Sequence[str] | None 
 
 
 def took(folder: Path, mbit: int, delay_us: int) -> dict[str, float]:
-    """Return the ideal seconds of each arm at FLUX.1-dev's shape over one link, as far as they were computed."""
-    frame = latency(folder)
+    """Return the ideal seconds of each computed arm at FLUX.1-dev's shape over one link."""
+    frame = pandas.read_csv(folder / "latency.csv")
     frame = frame[(frame.setting == FLUX) & (frame.clock == "ideal")]
     frame = frame[(frame.arm == "one worker") | ((frame.rate_mbps == mbit) & (frame.delay_us == delay_us))]
     every = frame.groupby("arm").seconds.first()
@@ -205,7 +182,7 @@ def took(folder: Path, mbit: int, delay_us: int) -> dict[str, float]:
 
 def choices(folder: Path) -> Any:
     """Return the phase diagram of FLUX.1-dev's shape as a table."""
-    if FLUX not in set(latency(folder).setting):
+    if FLUX not in set(pandas.read_csv(folder / "latency.csv").setting):
         return NOT_COMPUTED
     found = fastest(folder, FLUX, 28)
     found.columns = [_rate(mbit) for mbit in found.columns]
@@ -228,13 +205,8 @@ def published(what: str) -> float:
     return float(str(frame[frame.what == what].value.iloc[0]).rstrip("x"))
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def request(folder: Path) -> Facts:
-    """Return what keys and values do in one request: their change, and how far receivers are from the unsplit ones."""
+    """Return the change of keys and values in one request, and receivers' deviation from the unsplit ones."""
     frame = pandas.read_csv(folder / "errors.csv")
     exact = frame[(frame.arm == "fp32") & frame.change.notna()]
     change = (exact.change / exact.norm).to_numpy(float)
@@ -243,15 +215,17 @@ def request(folder: Path) -> Facts:
     plain, opened, closed = end[list(WATCHED)]
     return {
         "changes": [first, middle, last],
-        "most_at_ends": min(first, last) > 1.5 * middle,
+        "ends": None,
         "value": opened,
+        "low": None,
+        "high": None,
         "closed": closed,
         "plain": plain,
     }
 
 
 def low_rank(folder: Path) -> Facts:
-    """Return by arithmetic how many times fewer bytes the low-rank codec sends in a request with its key frame."""
+    """Compute by what factor the low-rank codec reduces the bytes of a request, including its key frame."""
     frame, later = largest(folder), published("compression of the low-rank codec")
     steps = int(frame.steps.iloc[0])
     share = 1 / (1 + (steps - 1) / later)
@@ -266,7 +240,7 @@ def low_rank(folder: Path) -> Facts:
 
 
 def straight(folder: Path) -> Facts | None:
-    """Return how far played seconds are from a straight line, and what its slope is; None where none were played."""
+    """Return the deviation of played seconds from a straight line, and its slope; None if none were played."""
     fitted = lines(folder)
     if fitted.empty:
         return None
@@ -277,21 +251,21 @@ def straight(folder: Path) -> Facts | None:
 
 
 def flux(folder: Path, mbit: int, delay_us: int) -> Facts | None:
-    """Return ours and the published seconds at FLUX.1-dev's shape over one link, and over which links residual 1-bit is
-    as fast as published; None where not every arm was computed.
+    """Return our and the published seconds at FLUX.1-dev's shape over one link, and the links over which residual 1-bit
+    is as fast as published; None unless every arm was computed.
     """
     ours = took(folder, mbit, delay_us)
     if COLOURS.keys() - ours.keys() - {"AsyncDiff"}:
         return None
     ratio, said = ours["DistriFusion"] / ours["residual 1-bit"], published("speed-up over DistriFusion")
-    known, frame = ethernet(folder), latency(folder)
+    known, frame = ethernet(folder), pandas.read_csv(folder / "latency.csv")
     wide = known.pivot(index="mbytes_per_s", columns="arm", values="seconds_ours")
     bit = frame[(frame.setting == FLUX) & (frame.arm == "residual 1-bit")]
     gain = ours["one worker"] / bit.seconds
     enough = bit[(bit.delay_us == delay_us) & (gain >= published("speed-up over one device"))].rate_mbps
     best = gain.groupby(bit.delay_us).max()
     return {
-        "value": abs(ratio / said - 1),
+        "value": ratio,
         "ratio": ratio,
         "said": said,
         "was": dict(known[known.mbytes_per_s == mbit // 8].set_index("arm").seconds),
@@ -299,14 +273,14 @@ def flux(folder: Path, mbit: int, delay_us: int) -> Facts | None:
         "every": ", ".join(f"{arm} {seconds:.1f} s" for arm, seconds in ours.items()),
         "pipe_is_faster": bool((wide["PipeFusion"] < wide["residual 1-bit"]).all()),
         "enough": "at no rate" if enough.empty else f"from {_rate(enough.min())} per worker, without delay",
-        "best": "; ".join(f"with {_delay(delay)} of delay {most:.2f} times at best" for delay, most in best.items()),
+        "best": "; ".join(f"with {_delay(delay)} of delay, at best {most:.2f} times" for delay, most in best.items()),
     }
 
 
 def ethernet(folder: Path) -> Any:
-    """Return the published seconds over simulated Ethernet with ours beside them, at the rates that were computed."""
+    """Return published and our seconds over simulated Ethernet, at the computed rates."""
     known = pandas.read_csv(HERE / "published_seconds.csv")
-    frame = latency(folder)
+    frame = pandas.read_csv(folder / "latency.csv")
     frame = frame[(frame.setting == FLUX) & (frame.delay_us == 20)]
     ours = frame.assign(mbytes_per_s=frame.rate_mbps // 8)[["arm", "mbytes_per_s", "seconds"]]
     return known.merge(ours, on=["arm", "mbytes_per_s"], suffixes=("", "_ours"))
@@ -355,60 +329,48 @@ def answer(folder: Path) -> str:
         f"leave a relative error of {one} in the images (open loop {opened}, PipeFusion {pipe}, DistriFusion {distri}) "
         f"with {ratio} times fewer bytes than fp16."
     )
-    if FLUX in set(latency(folder).setting):
+    if FLUX in set(pandas.read_csv(folder / "latency.csv").setting):
         cells = fastest(folder, FLUX, 28).to_numpy().ravel()
         counts = [f"{arm} on {(cells == arm).sum()}" for arm in COLOURS if (cells == arm).any()]
-        said += f" At the shape of {FLUX}, of {len(cells)} links the fastest is {', '.join(counts)}."
+        said += f" At the shape of {FLUX}, the fastest over {len(cells)} links is {', '.join(counts)}."
     return said
 
 
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
+def lines_table(folder: Path) -> Any:
+    """Return the fitted lines as the README's table."""
     fitted = lines(folder)
     for column, form in (("farthest from the line", "{:.2%}"), ("slope over sent", "{:.3f}")):
         if column in fitted:
             fitted[column] = fitted[column].map(form.format).str.replace("%", " %")
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "arms": experiments.markdown_of(table(folder)),
-        "choice": experiments.markdown_of(choices(folder)),
-        "ethernet": experiments.markdown_of(ethernet_table(folder)),
-        "lines": experiments.markdown_of(fitted),
-        "live": experiments.markdown_of(live_table(folder)),
-        "claims": claims_table(claims(folder)),
-    }
+    return fitted
 
 
 # ---------------------------------------------------------------------- figures
 def draw_errors(folder: Path) -> Figure:
-    """Draw what keys and values do from step to step, and what codecs make of them."""
+    """Draw the change of keys and values from step to step, and codecs' errors on them."""
     frame = pandas.read_csv(folder / "errors.csv")
     names = list(WATCHED)
-    figure = Figure(figsize=(11, 3.3), layout="constrained")
-    first, *rest = figure.subplots(1, 1 + len(names))
+    figure, ((first, *rest),) = plots.panels(1, 1 + len(names), (11, 3.3))
     exact = frame[frame.arm == "fp32"]
     first.plot(exact.step, exact.change / exact.norm, color=style.INK)
-    first.set(xlabel="denoising step", ylabel="change since the step before / norm", ylim=(0, None))
+    first.set(xlabel="denoising step", ylabel="change since the previous step / norm", ylim=(0, None))
     first.set_title("Change")
     highest = float(frame.deviation.max()) * 1.05
     for axes, name in zip(rest, names, strict=True):
         part = frame[frame.arm == name]
-        axes.plot(part.step, part.deviation, color="#d55e00", label="from the unsplit sampler's")
-        axes.plot(part.step, part.error, color="#0072b2", ls="--", label="from what was sent")
+        axes.plot(part.step, part.deviation, color="#d55e00", label="vs the unsplit sampler's")
+        axes.plot(part.step, part.error, color="#0072b2", ls="--", label="vs the sent values")
         axes.set(xlabel="denoising step", ylim=(0, highest))
         axes.set_title({"1-bit": "no residual", "open loop 1-bit": "open loop"}.get(name, "closed loop") + ", 1 bit")
     rest[0].set_ylabel("error of keys and values (norm)")
-    handles, labels = rest[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower right", ncols=2)
-    style.state(figure, "Errors add up in an open loop; a closed one bounds them")
+    plots.finish(figure, "Errors add up in an open loop; a closed one bounds them", rest[0], "lower right")
     return figure
 
 
 def draw_rates(folder: Path) -> Figure:
-    """Draw the error of images against the compression ratio, on most workers and steps."""
+    """Draw the error of images against the compression ratio, for the most workers and steps."""
     means = largest(folder).groupby("arm", sort=False)[["ratio", "relative_l2"]].mean()
-    figure = Figure(figsize=(8.6, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = plots.panels(1, 1, (8.6, 4.6))
     kinds = {"residual": "#0072b2", "open loop": "#e69f00", "naive": "#767d86", "stale": "#cc79a7"}
     marks = []
     for arm, row in means.iterrows():
@@ -418,12 +380,8 @@ def draw_rates(folder: Path) -> Figure:
             kind = "stale"
         axes.plot(row.ratio, row.relative_l2, "D" if kind == "stale" else "o", color=kinds[kind])
         marks.append(Mark(row.ratio, row.relative_l2, name.removeprefix("residual "), kinds[kind]))
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="times fewer bytes than fp16, with the key frame",
-        ylabel="relative L2 error of images",
-    )
+    axes.set(xlabel="times fewer bytes than fp16, with the key frame", ylabel="relative L2 error of images")
+    axes.loglog()
     axes.legend(handles=[Patch(color=kinds[kind], label=kind) for kind in kinds], loc="lower right", fontsize=8)
     axes.margins(0.15)
     label_marks(axes, marks)
@@ -433,11 +391,10 @@ def draw_rates(folder: Path) -> Figure:
 
 def draw_latency(folder: Path) -> Figure:
     """Draw played seconds against the inverse of the rate, and the ideal as lines."""
-    frame = played(folder)
+    frame = pandas.read_csv(folder / "played.csv")
     virtual = frame[frame.clock == "virtual"]
     alone = frame[(frame.arm == "one worker") & (frame.setting == "digits") & (frame.steps == virtual.steps.iloc[0])]
-    figure = Figure(figsize=(6.6, 3.8), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = plots.panels(1, 1, (6.6, 3.8))
     key = ["setting", "workers", "steps", "delay_us", "clock"]
     for arm, part in virtual.groupby("arm", sort=False):
         colour = COLOURS[str(arm)]
@@ -452,14 +409,14 @@ def draw_latency(folder: Path) -> Figure:
     axes.set(xlabel="1 / rate, ns per bit", ylabel="seconds per request", ylim=(0, None), xlim=(0, None))
     axes.margins(x=0.2)
     far = lines(folder).set_index("arm")["farthest from the line"]
-    but = "".join(f"; {arm} is {percent(share)} off" for arm, share in far[far > CLEAR].items())
-    style.state(figure, f"Latency is a straight line{but or '; its slope is the bytes'}")
+    words = f"{far.idxmax()} is off by {percent(far.max())}, the others by at most {percent(far.nlargest(2).iloc[-1])}"
+    style.state(figure, f"A straight line? {words}")
     return figure
 
 
 def draw_choice(folder: Path) -> Figure:
-    """Draw what is fastest over rate and delay."""
-    frame = latency(folder)
+    """Draw the fastest arm over rate and delay."""
+    frame = pandas.read_csv(folder / "latency.csv")
     steps = int(frame[frame.setting == "digits"].steps.max())
     panels: list[tuple[str, Any]] = [("digits on a laptop's processor", fastest(folder, "digits", steps))]
     if FLUX in set(frame.setting):
@@ -468,28 +425,26 @@ def draw_choice(folder: Path) -> Figure:
             ("FLUX.1-dev, FID at most 3.26", fastest(folder, FLUX, 28, FLUX_QUALITY)),
             *panels,
         ]
-    figure = Figure(figsize=(3.9 * len(panels), 3.6), layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    figure, (row,) = plots.panels(1, len(panels), (3.9 * len(panels), 3.6))
     names = [arm for arm in COLOURS if any((found == arm).to_numpy().any() for _, found in panels)]
     for axes, (title, found) in zip(row, panels, strict=True):
-        numbers = found.map(list(COLOURS).index).to_numpy()
-        axes.imshow(
-            numbers, origin="lower", aspect="auto", cmap=ListedColormap(list(COLOURS.values())), vmin=-0.5,
-            vmax=len(COLOURS) - 0.5,
-        )  # fmt: skip
-        axes.set_xticks(range(len(found.columns)), [f"{mbit / 1000:g}" for mbit in found.columns], fontsize=7)
-        axes.set_yticks(range(len(found.index)), [f"{us / 1000:g}" for us in found.index], fontsize=7)
-        axes.set(title=title, xlabel="rate per worker, Gbit/s")
-        axes.grid(False)
-    row[0].set_ylabel("one-way delay, ms")
-    figure.legend(
-        handles=[Patch(color=COLOURS[arm], label=arm) for arm in names], loc="outside lower center", ncols=len(names)
+        for (y, x), arm in np.ndenumerate(found.to_numpy()):
+            axes.plot(x + 0.5, y + 0.5, "s", ms=13, color=COLOURS[arm])
+        rates, delays = ([f"{each / 1000:g}" for each in side] for side in (found.columns, found.index))
+        plots.cells(axes, rates, delays, "rate per worker, Gbit/s", "one-way delay, ms" if axes is row[0] else "")
+        axes.set_title(title)
+        axes.tick_params(labelsize=7)
+    handles = [Patch(color=COLOURS[arm], label=arm) for arm in names]
+    plots.finish(
+        figure, "Fastest at each computed link; grey: one worker beats all splits", handles, "lower center", len(names)
     )
-    style.state(figure, "Grey: one worker beats all splits")
     return figure
 
 
+BLOCKS = {"answer": answer, "arms": table, "choice": choices, "ethernet": ethernet_table, "lines": lines_table,
+          "live": live_table}  # fmt: skip
+FIGURES = {"errors": draw_errors, "rates": draw_rates, "latency": draw_latency, "choice": draw_choice}
+
+
 if __name__ == "__main__":
-    _, written = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    drawn = {"errors": draw_errors, "rates": draw_rates, "latency": draw_latency, "choice": draw_choice}
-    experiments.draw_and_publish(HERE, written, drawn, blocks, claims)
+    publishing.run(globals())

@@ -7,40 +7,32 @@ settings:
 digits     the model of measure.py, its messages as they were encoded, computing and coding as fast as DEVICE does
 FLUX.1-dev its shape and the published seconds of one device; messages by the codecs' formulas, coding takes no time
 
-`ideal` rows are the critical path over the pipe formula (`testbed/play/unlinked.py`); `virtual` rows were played on the
-virtual clock, with TCP: the last of two requests, because in the first one windows open.
+`ideal` rows are the critical path over the pipe formula (`testbed/trace/simulate.py`); `virtual` rows were played on
+the virtual clock, with TCP: the last of two requests, because in the first one windows open.
 """
-
-from __future__ import annotations
 
 import argparse
 import itertools
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
 
-from testbed import csv_rows, vm
+from testbed import csv_rows
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.devices.codec_cost import device_codec_ns, rates_of
 from testbed.devices.device import load_device
 from testbed.diffusion.dit import ROWS, SIZES, TOKENS
-from testbed.diffusion.programs import Costs, Part, Program, ProgramName, trace_of
-from testbed.errors import CapabilityError, LabError
+from testbed.diffusion.programs import Costs, Part, Program, ProgramName, as_published, trace_of
 from testbed.jobs.sampling import Actions, Compute, sent_parts
 from testbed.metrics.links import Pipes
-from testbed.net.lab import LabSpec
-from testbed.pipeline.frame import HEADER_BYTES
-from testbed.play.guests import play_jobs
-from testbed.play.job import PlayJob
-from testbed.play.played import read_played
-from testbed.play.split import step_split
-from testbed.play.unlinked import ideal_step_ns
+from testbed.player.split import step_split
+from testbed.player.virtual import OverLinks, guest_lab, play_virtual
 from testbed.profiles import LinkProfile, load_profile
+from testbed.runtime.frame import HEADER_BYTES
+from testbed.trace.simulate import ideal_step_ns
 
 HERE = Path(__file__).resolve().parent
 _DIGITS = 7
@@ -53,7 +45,7 @@ FLUX_MBIT = (1000, 4000, 8000, 12000, 16000, 64000)
 FLUX_DELAYS_US = (20, 5000, 20000)
 ARMS = ("fp16", "residual 1-bit", "residual 2-bit", "PipeFusion", "DistriFusion")
 PLAYED = ("fp16", "residual 2-bit", "residual 1-bit", "PipeFusion")
-PLAYED_MBIT, PLAYED_STEPS, PLAYED_DELAY_US = (80, 200, 500, 2000), 8, 200
+PLAYED_MBIT, PLAYED_DELAY_US = (80, 200, 500, 2000), 200
 FLUX_LAYERS, FLUX_TOKENS, FLUX_WIDTH, FLUX_CHANNELS, FLUX_STEPS = 57, 4096, 3072, 64, 28
 FLUX_ROWS = 64
 
@@ -116,14 +108,12 @@ def digits_jobs(messages: Any, images: int, model: str) -> Iterator[Job]:
         return 0
 
     for steps in sorted(set(messages.steps), reverse=True):
-        yield Job(
-            "digits", "one worker", Program("ring", 1, size.layers, steps, TOKENS, ROWS), Costs(work_ns, lambda part: 0)
-        )
-    for (arm, workers, steps), rows in messages[messages.arm.isin(ARMS)].groupby(
-        ["arm", "workers", "steps"], sort=False
-    ):
+        alone = as_published("ring", 1, size.layers, steps, TOKENS, ROWS)
+        yield Job("digits", "one worker", alone, Costs(work_ns, lambda part: 0))
+    split = messages[messages.arm.isin(ARMS)]
+    for (arm, workers, steps), rows in split.groupby(["arm", "workers", "steps"], sort=False):
         first = rows.iloc[0]
-        program = _program(first.program, int(workers), size.layers, int(steps), TOKENS, ROWS)
+        program = as_published(first.program, int(workers), size.layers, int(steps), TOKENS, ROWS)
         sizes = {(row.kind, row.step): round(row.frame_bytes) for row in rows.itertuples()}
 
         def coded_ns(part: Part, codec: str = first.codec) -> tuple[int, int]:
@@ -148,7 +138,7 @@ def flux_jobs(one_device_s: float) -> Iterator[Job]:
         return round(step_ns * share / FLUX_LAYERS * (action.tokens[1] - action.tokens[0]) / FLUX_TOKENS)
 
     def program(name: ProgramName, workers: int) -> Program:
-        return _program(name, workers, FLUX_LAYERS, FLUX_STEPS, FLUX_TOKENS, FLUX_ROWS)
+        return as_published(name, workers, FLUX_LAYERS, FLUX_STEPS, FLUX_TOKENS, FLUX_ROWS)
 
     yield Job("FLUX.1-dev", "one worker", program("ring", 1), Costs(work_ns, lambda part: 0))
     inner = {"residual 1-bit": "onebit", "residual 2-bit": "twobit"}
@@ -171,10 +161,6 @@ def _size_of(codec: str) -> Callable[[tuple[int, int]], int]:
     return size
 
 
-def _program(name: ProgramName, workers: int, layers: int, steps: int, tokens: int, rows: int) -> Program:
-    return Program(name, workers, layers, steps, tokens, rows, patches=workers if name == "pipefusion" else 1)
-
-
 # ---------------------------------------------------------------------- computed, and played
 def ideal_rows(job: Job, mbits: Sequence[int], delays_us: Sequence[int]) -> Iterator[Row]:
     """Yield how long a request takes over links as formulas."""
@@ -189,40 +175,17 @@ def ideal_rows(job: Job, mbits: Sequence[int], delays_us: Sequence[int]) -> Iter
 
 
 def played_rows(jobs: Sequence[Job], mbits: Sequence[int], delay_us: int) -> Iterator[Row]:
-    """Yield how long the second of two requests takes on the virtual clock. CapabilityError without its kernel."""
-    if (kernel := vm.find_clock_kernel()) is None:
-        raise CapabilityError("playing on the virtual clock needs a guest kernel: python -m testbed vm --build")
-    with tempfile.TemporaryDirectory(prefix="testbed-compactfusion-") as name:
-        folder, play, known = Path(name), [], []
-        for job, mbit in itertools.product(jobs, mbits):
-            actions = job.program.actions()
-            trace = trace_of(actions, job.costs, requests=2)
-            file = folder / f"{len(play)}.trace"
-            trace.write(file)
-            lab = LabSpec(
-                topology="star",
-                profiles=(links(mbit, delay_us),) * job.program.workers,
-                nodes=job.program.workers,
-                engine="netem",
-                engine_reason="all that the guest has",
-            )
-            play.append(PlayJob(trace=file, lab=lab, output=folder / f"{len(play)}.played"))
-            known.append((job, actions, mbit, trace))
-        outcomes = play_jobs(play, clock="virtual", folder=folder / "work", kernel=kernel)
-        for (job, actions, mbit, trace), outcome in zip(known, outcomes, strict=True):
-            if outcome.output is None:
-                raise LabError(f"{job.arm} at {mbit} Mbit/s could not be played: {outcome.error}")
-            seconds = step_split(trace, read_played(outcome.output)).steps_ns[-1] / 1e9
-            yield job.row(actions, mbit, delay_us, "virtual", seconds)
+    """Yield how long the second of two requests takes on the virtual clock; errors as from `play_virtual`."""
+    asked = [(job, job.program.actions(), mbit) for job, mbit in itertools.product(jobs, mbits)]
+    traces = [trace_of(actions, job.costs, requests=2) for job, actions, _ in asked]
+    labs = [guest_lab("star", [links(mbit, delay_us)], job.program.workers) for job, _, mbit in asked]
+    found = play_virtual(list(map(OverLinks, traces, labs)))
+    for (job, actions, mbit), trace, played in zip(asked, traces, found, strict=True):
+        yield job.row(actions, mbit, delay_us, "virtual", step_split(trace, played).steps_ns[-1] / 1e9)
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write latency.csv or played.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder with messages.csv, for latency.csv")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    parser.add_argument("--play", action="store_true", help="write played.csv instead: on the virtual clock")
-    asked = parser.parse_args(arguments)
     messages = pandas.read_csv(asked.output / "messages.csv")
     images = int(pandas.read_csv(asked.output / "arms.csv").images.iloc[0])
     jobs = list(digits_jobs(messages, images, "dit-digits-nano" if asked.quick else "dit-digits"))
@@ -235,21 +198,18 @@ def main(arguments: list[str]) -> int:
         rows += [row for job in jobs if job.arm == "one worker" for row in ideal_rows(job, (), ())]
         rows += played_rows(chosen, mbits, PLAYED_DELAY_US)
         csv_rows.write_rows(asked.output / "played.csv", Row._fields, rows, digits=_DIGITS)
-        return 0
+        return
     mbits, delays_us = (MBIT[2::3], DELAYS_US[::4]) if asked.quick else (MBIT, DELAYS_US)
     todo = [(job, mbits, delays_us) for job in jobs if job.program.steps == most]
     if not asked.quick:
         published = pandas.read_csv(HERE / "published.csv")
         one_device_s = float(published[published.what == "seconds of one device"].value.iloc[0])
         todo += [(job, FLUX_MBIT, FLUX_DELAYS_US) for job in flux_jobs(one_device_s)]
-    kept = csv_rows.read_rows(asked.output / "latency.csv")
-    made = {tuple(row[:2]) for row in kept}
+    table = csv_rows.Table(asked.output / "latency.csv", Row, "setting", "arm", digits=_DIGITS, say=False)
     for job, at, after in todo:
-        if (job.setting, job.arm) not in made:
-            kept += ideal_rows(job, at, after)
-            csv_rows.write_rows(asked.output / "latency.csv", Row._fields, kept, digits=_DIGITS)
-    return 0
+        if (job.setting, job.arm) not in table:
+            table.add(ideal_rows(job, at, after))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, HERE, play={"action": "store_true", "help": "write played.csv instead"})

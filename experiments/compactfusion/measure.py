@@ -9,12 +9,11 @@ begin anew.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -24,13 +23,11 @@ from torch import Tensor
 from testbed import csv_rows
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
-from testbed.diffusion.pretrain import classifier, load_dit
-from testbed.diffusion.programs import Part, Program, ProgramName
+from testbed.diffusion.pretrain import load_dit
+from testbed.diffusion.programs import Part, ProgramName, as_published
 from testbed.diffusion.workers import Codecs, Workers
 from testbed.jobs.sampling import sent_parts
-from testbed.workloads import images as image_sets
 
-HERE = Path(__file__).resolve().parent
 _DIGITS = 6
 """Of numbers in the tables."""
 IMAGES, SEEDS, STEPS = 128, (0, 1, 2, 3, 4), (28, 8)
@@ -126,22 +123,17 @@ class Message(NamedTuple):
     """Mean over layers and workers."""
 
 
-def program_of(arm: str, program: ProgramName, workers: int, steps: int, warmup: int, layers: int) -> Program:
-    """Return an arm's program. PipeFusion has as many patches as workers."""
-    patches = workers if program == "pipefusion" else 1
-    return Program(program, workers, layers, steps, TOKENS, ROWS, warmup=warmup, patches=patches)
-
-
-def measure(model: Dit, arm: Arm, workers: int, steps: int, seeds: Iterable[int], unsplit: Unsplit) -> Iterator[Row]:
-    """Yield a row for each seed, and keep the bytes of the last one's messages in `unsplit.messages`."""
-    program = program_of(arm.name, arm.program, workers, steps, arm.warmup, model.size.layers)
+def measure(
+    model: Dit, arm: Arm, workers: int, steps: int, seeds: Iterable[int], unsplit: Unsplit
+) -> Iterator[Row | Message]:
+    """Yield a row for each seed, then what became of the last one's messages."""
+    program = as_published(arm.program, workers, model.size.layers, steps, TOKENS, ROWS, arm.warmup)
     team = Workers(model, program, Codecs(arm.codec, boundary="fp16", **arm.options), decode_once=True)
     for seed in seeds:
         noise, labels = start(unsplit.images, seed)
         found = team.sample(noise, labels)
         reference = unsplit(steps, seed)
         sends = [part for _, part in sent_parts(program.actions())]
-        ours, theirs = (quality.features(classifier(), images) for images in (found.images, reference))
         yield Row(
             arm.name,
             arm.program,
@@ -150,26 +142,19 @@ def measure(model: Dit, arm: Arm, workers: int, steps: int, seeds: Iterable[int]
             steps,
             seed,
             unsplit.images,
-            quality.relative_l2(found.images, reference),
-            quality.psnr_db(found.images, reference),
-            quality.frechet_distance(ours, theirs),
-            quality.frechet_distance(ours, unsplit.real),
+            *unsplit.judge(found.images, reference),
             sum(found.frame_bytes[part] for part in sends) / workers,
             sum(found.frame_bytes[part] for part in sends if _first(arm, part)) / workers,
         )
     by_step = defaultdict[tuple[str, int], list[int]](list)
     for part, size in found.frame_bytes.items():
         by_step[part.kind, part.step].append(size)
-    unsplit.messages += [
-        Message(arm.name, arm.program, arm.codec, workers, steps, arm.warmup, kind, step, fmean(sizes))
-        for (kind, step), sizes in sorted(by_step.items())
-    ]
+    for (kind, step), sizes in sorted(by_step.items()):
+        yield Message(arm.name, arm.program, arm.codec, workers, steps, arm.warmup, kind, step, fmean(sizes))
 
 
 def _first(arm: Arm, part: Part) -> bool:
-    every = arm.options.get("refresh_every", 0)
-    key = part.step < max(arm.warmup, arm.options.get("key_steps", 1)) or (every > 0 and part.step % every == 0)
-    return key or part.kind == "pixels"
+    return part.step < max(arm.warmup, arm.options.get("key_steps", 1)) or part.kind == "pixels"
 
 
 class Unsplit:
@@ -177,8 +162,7 @@ class Unsplit:
 
     def __init__(self, model: Dit, images: int) -> None:
         self.model, self.images = model, images
-        self.real = quality.features(classifier(), image_sets.images("digits").train.images * 2 - 1)
-        self.messages: list[Any] = []
+        self.judge = quality.Judge()
         self._made: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, steps: int, seed: int) -> Tensor:
@@ -216,7 +200,7 @@ def errors(model: Dit, steps: int, images: int) -> Iterator[Error]:
         def watch(part: Part, before: Tensor, after: Tensor, sent: Any = sent, got: Any = got) -> None:
             sent[part], got[part] = before, after
 
-        program = program_of(name, "ring", 2, steps, 1, model.size.layers)
+        program = as_published("ring", 2, model.size.layers, steps, TOKENS, ROWS)
         Workers(model, program, Codecs(codec)).sample(*start(images, 0), watch)
         if not exact:
             exact = sent
@@ -235,35 +219,27 @@ def errors(model: Dit, steps: int, images: int) -> Iterator[Error]:
             )
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write the CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     arms, seeds, images, few = ARMS, SEEDS, IMAGES, 0
     model = load_dit("dit-digits-nano" if asked.quick else MODEL)
     if asked.quick:
         arms, seeds, images, few = ARMS[:10], (0, 1), 16, 4
-    asked.output.mkdir(parents=True, exist_ok=True)
     if not (asked.output / "errors.csv").exists():
         found = errors(model, few or STEPS[0], min(images, ERROR_IMAGES))
         csv_rows.write_rows(asked.output / "errors.csv", Error._fields, found, digits=_DIGITS)
-    unsplit = Unsplit(model, images)
-    rows: list[Any] = csv_rows.read_rows(asked.output / "arms.csv")
-    unsplit.messages = csv_rows.read_rows(asked.output / "messages.csv")
-    made = {(row[0], int(row[3]), int(row[4])) for row in unsplit.messages}
+    unsplit, key = Unsplit(model, images), ("arm", "workers", "steps")
+    rows = csv_rows.Table(asked.output / "arms.csv", Row, digits=_DIGITS)
+    messages = csv_rows.Table(asked.output / "messages.csv", Message, *key, digits=_DIGITS, say=False)
     for arm in arms:
         for workers, steps in itertools.product(arm.workers, arm.steps[: 1 if few else None]):
             if workers > model.size.layers and arm.program in ("pipefusion", "asyncdiff"):
                 continue
-            if (arm.name, workers, few or steps) in made:
-                continue
-            for row in measure(model, arm, workers, few or steps, seeds, unsplit):
-                print(*csv_rows.shortened(row, _DIGITS), flush=True)  # noqa: T201
-                rows.append(row)
-            csv_rows.write_rows(asked.output / "arms.csv", Row._fields, rows, digits=_DIGITS)
-            csv_rows.write_rows(asked.output / "messages.csv", Message._fields, unsplit.messages, digits=_DIGITS)
-    return 0
+            if (arm.name, workers, few or steps) not in messages:
+                made = list(measure(model, arm, workers, few or steps, seeds, unsplit))
+                rows.add(each for each in made if isinstance(each, Row))
+                messages.add(each for each in made if isinstance(each, Message))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

@@ -6,14 +6,12 @@ The sizes are those of Llama 3.2 1B with 8 layers, which is one with about 800M 
 what was read of it. Nothing takes time but bytes, so no implementation of these exchanges can be faster.
 """
 
-from __future__ import annotations
-
 import argparse
-import csv
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
+from testbed import csv_rows
 from testbed.jobs.actions import Key, Sizes
 from testbed.jobs.context import ContextParallel
 from testbed.jobs.loop import Clock, Loop
@@ -69,23 +67,16 @@ def seconds(exchange: str, rate_bps: float, kept: float, *, backward: bool = Tru
     return loop.now_ns / 1e9 / STEPS
 
 
-def main() -> None:
+def main(asked: argparse.Namespace) -> None:
     """Write scale.csv."""
-    parser = argparse.ArgumentParser(description="What links allow at the published size.")
-    parser.add_argument("--output", type=Path, default=Path("experiments/context_parallel"))
-    output: Path = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    with (output / "scale.csv").open("w", encoding="utf8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["exchange", "rate_bps", "kept", "backward", "weights", "step_s", "tokens_per_s"])
-        for exchange in ("direct", "chain"):
-            for rate in (100e9, 300e6):
-                for kept in (1.0, 0.05):
-                    for backward, weights in ((False, False), (True, False), (True, True)):
-                        took = seconds(exchange, rate, kept, backward=backward, weights=weights)
-                        row = [exchange, int(rate), kept, backward, weights]
-                        table.writerow([*row, f"{took:.5g}", f"{TOKENS / took:.5g}"])
+    fields, rows = ["exchange", "rate_bps", "kept", "backward", "weights", "step_s", "tokens_per_s"], []
+    crossing = [(False, False), (True, False), (True, True)]
+    settings = itertools.product(("direct", "chain"), (100e9, 300e6), (1.0, 0.05), crossing)
+    for exchange, rate, kept, (backward, weights) in settings:
+        took = seconds(exchange, rate, kept, backward=backward, weights=weights)
+        rows.append((exchange, int(rate), kept, backward, weights, f"{took:.5g}", f"{TOKENS / took:.5g}"))
+    csv_rows.write_rows(asked.output / "scale.csv", fields, rows)
 
 
 if __name__ == "__main__":
-    main()
+    csv_rows.run_program(main, __doc__, __file__)

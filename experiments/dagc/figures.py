@@ -1,9 +1,7 @@
-"""Draw the figure of dagc and make its tables: `python experiments/dagc/figures.py`.
+"""Draws the figure and generates the tables of dagc: `python experiments/dagc/figures.py`.
 
 This reads runs.csv from the output folder, which train.py writes, and published.csv.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +11,20 @@ import pandas
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
+from testbed.report.canvas import name_rows
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
 UNIFORM, RULE, RELEASED, INVERSE = "uniform", "share^(2/3)", "released code", "share^(-2/3)"
 COLOURS = {RULE: "#0072b2", RELEASED: "#e69f00", INVERSE: "#d55e00"}
 GROUP = ["feedback", "skew", "mean_ratio"]
 LARGEST_GAIN = 1.25
-"""Times as fast, at most: published.csv."""
+"""Largest published speed-up: published.csv."""
 
 
 def seed_s() -> float:
-    """Return how long one more seed of two arms takes."""
+    """Return the time of one more seed of two arms."""
     return 2 * experiments.training_s(HERE, "runs.csv")
 
 
@@ -41,30 +39,25 @@ def chosen(runs: Any, feedback: bool, skew: float, mean: float) -> Any:
     return runs[(runs.feedback == feedback) & (runs["skew"] == skew) & (runs.mean_ratio == mean)]
 
 
-def by_seed(runs: Any, column: str, arm: str) -> dict[int, float]:
-    """Return a column of an arm's runs, by seed."""
-    return dict(runs[runs.arm == arm].set_index("seed")[column].dropna().astype(float))
-
-
 def against(runs: Any, arm: str, base: str = UNIFORM) -> Judgement | None:
-    """Judge that an arm's loss is at most another's in one setting; None where one of them was not run."""
-    ours, theirs = (by_seed(runs, "loss", each) for each in (arm, base))
+    """Judge whether an arm's loss is at most another's in one setting; None if either was not run."""
+    ours, theirs = (experiments.by_seed(runs, "loss", arm=each) for each in (arm, base))
     return judge("loss", ours, theirs, 0.0) if ours and theirs else None
 
 
 def faster(runs: Any) -> Judgement | None:
-    """Judge that ratios by share need fewer rounds to the target than uniform ones, in one setting; None where a run
-    never got there.
+    """Judge whether ratios by share need fewer rounds to the target than uniform ones, in one setting; None if a run
+    never reached it.
     """
-    ours, base = (by_seed(runs, "rounds_to_target", arm) for arm in (RULE, UNIFORM))
-    every = by_seed(runs, "loss", UNIFORM)
+    ours, base = (experiments.by_seed(runs, "rounds_to_target", arm=arm) for arm in (RULE, UNIFORM))
+    every = experiments.by_seed(runs, "loss", arm=UNIFORM)
     if not every or ours.keys() != every.keys() or base.keys() != every.keys():
         return None
     return judge("speed_up", ours, base, 1.0)
 
 
 def table(folder: Path) -> Any:
-    """Return every arm: means over seeds, and its loss less that of uniform ratios."""
+    """Return every arm: means over seeds, and its loss vs uniform ratios."""
     runs, rows = results(folder), []
     for (feedback, skew, mean), group in runs.groupby(GROUP):
         for arm, part in group.groupby("arm", sort=False):
@@ -82,8 +75,8 @@ def table(folder: Path) -> Any:
                     "accuracy": f"{part.accuracy.mean():.3f}",
                     "rounds to 70 %": f"{part.rounds_to_target.mean():.1f}"
                     if reached.all()
-                    else f"{int(reached.sum())} of {len(part)} get there",
-                    "loss less uniform's": "" if found is None else f"{found.value:+.3f} ({found.interval_words})",
+                    else f"{int(reached.sum())} of {len(part)} reach it",
+                    "loss vs uniform": "" if found is None else f"{found.value:+.3f} ({found.interval_words})",
                 }
             )
     return pandas.DataFrame(rows).sort_values(
@@ -92,7 +85,7 @@ def table(folder: Path) -> Any:
 
 
 def settings(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each setting in which DAGC-R's ratios were run, in words, and its runs."""
+    """Yield each setting in which DAGC-R's ratios were run, as text, and its runs."""
     for (feedback, skew, mean), group in results(folder).groupby(GROUP):
         if RULE in set(group.arm):
             memory = "with" if feedback else "without"
@@ -101,33 +94,28 @@ def settings(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def rounds(folder: Path) -> Iterator[Facts]:
-    """Yield for each setting how many times fewer rounds DAGC-R's ratios need, or how many seeds get there."""
+    """Yield for each setting by what factor DAGC-R's ratios reduce the rounds, or how many seeds reach the target."""
     for words, group in settings(folder):
         found, reached = faster(group), group.rounds_to_target.notna().groupby(group.arm)
         if found is None:
             late = [f"{reached.sum()[arm]} of {reached.size()[arm]} with {arm} ratios" for arm in (RULE, UNIFORM)]
-            ours, said = "not every seed gets there", f"{'; '.join(late)} get there"
+            ours, said = "not every seed reaches it", f"{'; '.join(late)} reach it"
         else:
             means = [group[group.arm == arm].rounds_to_target.mean() for arm in (RULE, UNIFORM)]
             ours = f"{found.value:.2f} times as fast"
-            said = "{:.1f} rounds in the mean against {:.1f}".format(*means)
+            said = "{:.1f} rounds on average against {:.1f}".format(*means)
             said = experiments.open_words(said, found, seed_s(), LARGEST_GAIN)
         interval = "" if found is None or found.interval is None else experiments.interval_words(found)
         yield {"judgement": found, "setting": words, "ours": ours, "said": said, "interval": interval}
 
 
 def loss(folder: Path, arm: str, larger: bool = False) -> Iterator[Facts]:
-    """Yield for each setting an arm's loss less that of uniform ratios; `larger`: it is claimed to be larger."""
+    """Yield for each setting an arm's loss vs uniform ratios; `larger`: the claim is that it is larger."""
     for words, group in settings(folder):
         found, turned = against(group, arm), against(group, UNIFORM, arm)
         if found is not None and turned is not None:
             shown = experiments.shown_words(turned if larger else found, float(group.loss.mean()), seed_s())
             yield {"judgement": found, "setting": words, "shown": shown}
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of ratios by share, and what became of it."""
-    return claim_rows.claims(globals(), folder)
 
 
 def answer(folder: Path) -> str:
@@ -146,70 +134,46 @@ def answer(folder: Path) -> str:
         return f"{least.mean():.1f}" if least.notna().all() else "more than all"
 
     return (
-        f"Where the largest client has {largest:g} times the images of the smallest, DAGC-R's ratios reach "
-        f"70 % accuracy sooner than uniform ones of the same mean: {', '.join(speeds) or 'not every seed gets there'} "
-        f"(published: 1.25 at most). With error feedback uniform ratios take {taken(UNIFORM, True)} rounds, DAGC-R's "
+        f"If the largest client has {largest:g} times the images of the smallest, DAGC-R's ratios reach "
+        f"70 % accuracy sooner than uniform ones of the same mean: {', '.join(speeds) or 'not every seed reaches it'} "
+        f"(published: 1.25 at most). With error feedback, uniform ratios take {taken(UNIFORM, True)} rounds, DAGC-R's "
         f"without it {taken(RULE, False)}."
     )
 
 
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "arms": experiments.markdown_of(table(folder)),
-        "claims": claims_table(claims(folder)),
-    }
-
-
 def draw(folder: Path) -> Figure:
-    """Draw each arm's loss less that of uniform ratios against the skew, a panel for each mean ratio."""
+    """Draw each arm's loss vs uniform ratios, a row for each arm and skew and a panel for each mean ratio."""
     runs = results(folder)
     means = sorted(set(runs.mean_ratio), reverse=True)
-    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
-    row = figure.subplots(1, len(means), squeeze=False, sharey=True)[0]
-    for axes, mean in zip(row, means, strict=True):
-        skews = sorted(set(runs["skew"]))
-        axes.axhline(0, color=style.MUTED, lw=1)
-        axes.annotate(
-            "uniform ratios", (0, 0), xytext=(2, 3), textcoords="offset points", color=style.MUTED, fontsize=8
-        )
-        for place, (arm, feedback) in enumerate([(RULE, False), (RELEASED, False), (INVERSE, False), (RULE, True)]):
-            points = [
-                (skews.index(skew) + 0.06 * (place - 1.5), found)
-                for skew in skews
-                if skew > 1 and (found := against(chosen(runs, feedback, skew, mean), arm)) is not None
-            ]
-            for x, found in points:
-                if found.interval is not None:
-                    axes.plot([x, x], found.interval, color=COLOURS[arm], lw=1.1, alpha=0.8)
-            places, values = [x for x, _ in points], [found.value for _, found in points]
-            mark, fill = ("D", "none") if feedback else ("o-", COLOURS[arm])
-            label = f"{arm}, with error feedback" if feedback else arm
-            axes.plot(places, values, mark, color=COLOURS[arm], mfc=fill, label=label)
-        axes.set_xticks(range(len(skews)), [f"{skew:g}" for skew in skews])
-        axes.set(
-            title=f"mean ratio {mean:g}",
-            xlabel="largest client's images over the smallest's",
-            xlim=(-0.3, len(skews) - 0.7),
-        )
-    row[0].set_ylabel("test loss less uniform's, nats")
-    handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    style.state(figure, _finding(runs))
+    arms = [(RULE, False), (RELEASED, False), (INVERSE, False), (RULE, True)]
+    rows = [(skew, *arm) for skew in sorted(set(runs["skew"])) for arm in arms]
+    rows = [
+        row for row in rows if any(against(chosen(runs, row[2], row[0], mean), row[1]) for mean in means if row[0] > 1)
+    ]
+    figure, (panels,) = plots.panels(1, len(means), (9.2, 3.2), sharey=True)
+    for axes, mean in zip(panels, means, strict=True):
+        for place, (skew, arm, feedback) in enumerate(rows):
+            found = [(place, against(chosen(runs, feedback, skew, mean), arm))]
+            plots.estimates(axes, found, COLOURS[arm], hollow=feedback, across=True, width=1.6)
+        axes.axvline(0, color=style.INK, lw=0.9)
+        axes.set(title=f"mean ratio {mean:g}", xlabel="test loss vs uniform ratios, nats")
+        name_rows(axes, [f"{skew:g}x: {arm}{', error feedback' * back}" for skew, arm, back in rows])
+    plots.finish(figure, _finding(runs))
     return figure
 
 
 def _finding(runs: Any) -> str:
     skew = max(runs["skew"])
     ends = [
-        f"{-found.value:.2f}"
+        f"{-found.value:.2f} ({-found.interval.high:.2f} to {-found.interval.low:.2f})"
         for mean in sorted(set(runs.mean_ratio), reverse=True)
-        if (found := against(chosen(runs, False, skew, mean), RULE)) is not None
+        if (found := against(chosen(runs, False, skew, mean), RULE)) is not None and found.interval is not None
     ]
-    return f"Where data are skewed {skew:g} times, DAGC-R's ratios end {' and '.join(ends)} nats lower"
+    return f"Skew {skew:g}: DAGC-R's ratios end {' and '.join(ends)} nats lower"
 
+
+BLOCKS = {"answer": answer, "arms": table}
+FIGURES = {"gain": draw}
 
 if __name__ == "__main__":
-    _, written = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, written, {"gain": draw}, blocks, claims)
+    publishing.run(globals())

@@ -5,24 +5,17 @@ RATES with which uniform ratios have the least mean loss over TUNING_SEEDS, whic
 choice suits uniform ratios best, and what the others gain is not due to it.
 """
 
-from __future__ import annotations
-
+import argparse
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from testbed import csv_rows
-from testbed.errors import StageError
 from testbed.policies import dagc
-from testbed.replicas.federated import FederatedSpec, Federation
+from testbed.studies.federated import FederatedSpec, Federation, train_once
 
-HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, ALPHA = 10, 30, 5, 16, 1.0
 RATES = (0.15, 0.3, 0.6, 1.2)
 TUNING_SEEDS = (100, 101)
@@ -108,12 +101,7 @@ def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> Ro
     ratios = ARMS[setting.arm](federation.shares, setting.mean_ratio)
     plain = [f"topk({ratio:.6g}, tensor)" for ratio in ratios]
     codecs = [f"ef({text})" for text in plain] if setting.feedback else plain
-    seen = []
-    try:
-        seen.extend(federation.train(lambda number, stepsize: codecs))
-        loss, accuracy = seen[-1].loss, seen[-1].accuracy
-    except StageError:
-        loss = accuracy = math.nan
+    seen, loss, accuracy = train_once(federation, lambda number, stepsize: codecs)
     reached = next((each.number + 1 for each in seen if each.accuracy >= TARGET), None)
     return Row(
         use,
@@ -131,10 +119,8 @@ def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> Ro
     )
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write runs.csv, whole or not at all."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     rounds, rates, seeds, tuning = ROUNDS, RATES, SEEDS, TUNING_SEEDS
     groups = settings(SKEWS, MEANS)
     if asked.quick:
@@ -142,22 +128,19 @@ def main(arguments: list[str]) -> int:
         groups = settings((1.0, 100.0), MEANS[:1])
     rows: list[Row] = []
 
-    def add(row: Row) -> Row:
-        print(*row, flush=True)  # noqa: T201
+    def tried(*how: Any) -> float:
+        """Train once and keep the row; returns the loss."""
+        print(*(row := train(*how, rounds)), flush=True)  # noqa: T201
         rows.append(row)
-        return row
+        return row.loss
 
     for group in groups:
-        losses = {
-            rate: fmean(add(train(group[0], "tuning", rate, seed, rounds)).loss for seed in tuning) for rate in rates
-        }
+        losses = {rate: fmean(tried(group[0], "tuning", rate, seed) for seed in tuning) for rate in rates}
         best = min((rate for rate in rates if math.isfinite(losses[rate])), key=lambda rate: losses[rate])
         for setting, seed in itertools.product(group, range(seeds[group[0].skew])):
-            add(train(setting, "result", best, seed, rounds))
-    asked.output.mkdir(parents=True, exist_ok=True)
+            tried(setting, "result", best, seed)
     csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

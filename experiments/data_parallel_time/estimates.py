@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from testbed.errors import ResultsError
 from testbed.metrics.wires import HEADER_BYTES
-from testbed.policies.links import PassiveEstimator
+from testbed.policies.link_estimate import PassiveEstimator
 from testbed.profiles.timeline import timeline
 from testbed.records import Certificate
 from testbed.results import Run

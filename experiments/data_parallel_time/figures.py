@@ -1,4 +1,4 @@
-"""Make the figure, cells.csv, claims.csv and the README's blocks of data_parallel_time from what was played.
+"""Generates the figure, cells.csv, claims.csv and README blocks of data_parallel_time from played cells.
 
 python -m testbed predict data_parallel_time
 python experiments/data_parallel_time/figures.py [--results results/data_parallel_time] [--output FOLDER]
@@ -10,30 +10,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report import experiments, plots, predicted, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import percent
 
 _SOME_GRIDS = ("exchange", "answer_bits")
-"""Columns that cells.csv lacks where only the grid of two workers was played, as in the short form."""
+"""Columns that cells.csv lacks if only the grid of two workers was played, as in the short form."""
 LIVE, DECIDED, ESTIMATES = "live.csv", "decided.csv", "estimates.csv"
-"""Live runs on both clocks (live.py), and what leaders took links for (estimates.py)."""
+"""Live runs on both clocks (live.py), and leaders' estimates of links (estimates.py)."""
 TITLES = {
     "pair": "delayed aggregation between two workers",
     "server": "a server on a fast link",
     "ring": "rings",
     "shared": "a server whose link the workers share",
     "paced": "such a server with bbr",
-    "peers": "four workers, each of which sends to every other",
+    "peers": "four workers that send to each other",
 }
 
 
 def cells(folder: Path) -> Any:
-    """Return the rows of cells.csv with the links' delay in ms and how far a played cycle is from its formula."""
+    """Return the rows of cells.csv with the links' delay in ms and the played cycle's deviation from its formula."""
     frame = predicted.cells(folder)
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *_SOME_GRIDS])))
     return frame.assign(
@@ -42,7 +40,7 @@ def cells(folder: Path) -> Any:
 
 
 def table(folder: Path) -> Any:
-    """Return every cell but those of two workers: played, formula, and the ideal of the event simulation."""
+    """Return all cells except those of two workers: played, formula, and the ideal of the event simulation."""
     frame = cells(folder)
     rows = frame[frame.grid != "pair"]
     return pd.DataFrame(
@@ -66,7 +64,7 @@ def table(folder: Path) -> Any:
 
 
 def regimes(folder: Path) -> Any:
-    """Return, for each staleness, the cells of two workers and how far played cycles are from the formula."""
+    """Return, for each staleness, the cells of two workers and the deviation of played cycles from the formula."""
     frame = cells(folder)
     rows = []
     for staleness, part in frame[frame.grid == "pair"].groupby("staleness"):
@@ -104,7 +102,7 @@ def live(folder: Path) -> Any:
 
 
 def decided(folder: Path) -> Any:
-    """Return every cell, live on both clocks, in which the network decides what is learned."""
+    """Return every cell, live on both clocks, in which the network affects the training."""
     rows = pd.read_csv(folder / DECIDED)
     return pd.DataFrame(
         {
@@ -124,7 +122,7 @@ def decided(folder: Path) -> Any:
 
 
 def estimates(folder: Path) -> Any:
-    """Return what leaders took links for."""
+    """Return leaders' estimates of links."""
     rows = pd.read_csv(folder / ESTIMATES)
     return pd.DataFrame(
         {
@@ -140,13 +138,8 @@ def estimates(folder: Path) -> Any:
     )
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what arithmetic claims and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def cycles(folder: Path, grids: Sequence[str], near: float, by: str = "formula") -> Iterator[Facts]:
-    """Yield of each grid how far played cycles are from what the formula or the ideal says."""
+    """Yield for each grid the deviation of played cycles from the formula or the ideal."""
     frame = cells(folder)
     frame = frame.assign(off=frame.step_s / frame[f"{by}_s"] - 1)
     for grid in grids:
@@ -158,7 +151,7 @@ def cycles(folder: Path, grids: Sequence[str], near: float, by: str = "formula")
 
 
 def ideal(folder: Path) -> Facts:
-    """Return what share of the played cycles the ideal is: a bound, but for the CSV's rounding."""
+    """Return the ideal as a share of the played cycles: a bound, except for the CSV's rounding."""
     frame = cells(folder)
     share = frame.ideal_s / frame.step_s
     peers = share[frame.grid == "peers"]
@@ -173,8 +166,8 @@ def ideal(folder: Path) -> Facts:
 
 
 def measured(folder: Path, table: str, column: str = "apart") -> Facts | None:
-    """Return of what was measured live, where no packet was dropped, how far a column is from 0, and the least, largest
-    and sum of every other one; None where the table is empty, as in the short form.
+    """Return, for live measurements without dropped packets, the deviation of a column from 0, and the least, largest
+    and sum of every other column; None if the table is empty, as in the short form.
     """
     every = pd.read_csv(folder / table)
     if every.empty:
@@ -182,7 +175,7 @@ def measured(folder: Path, table: str, column: str = "apart") -> Facts | None:
     dropped = every.get("dropped", pd.Series(0, every.index)) > 0
     rows, facts = every[~dropped], {"every": len(every), "lossy": ""}
     if dropped.any():
-        facts["lossy"] = f"where one overflows {percent(every[dropped].apart.abs().max())}; "
+        facts["lossy"] = f"if one overflows {percent(every[dropped].apart.abs().max())}; "
     numbers = rows.select_dtypes("number").abs()
     return {
         "value": numbers[column].max(),
@@ -208,20 +201,19 @@ def blocks(folder: Path) -> dict[str, str]:
     frame, said = cells(folder), []
     for grid, part in frame.groupby("grid", sort=False):
         said.append(f"{TITLES[str(grid)]} {percent(part.off.abs().max(), '{:.2f}')}")
-    answer = f"How far played cycles are from arithmetic, at worst: {'; '.join(said)}."
+    answer = f"Largest deviation of played cycles from arithmetic: {'; '.join(said)}."
     return {
         "answer": experiments.prose(answer),
-        "regimes": experiments.markdown_of(regimes(folder)),
-        "others": experiments.markdown_of(table(folder)),
-        "live": experiments.markdown_of(live(folder)),
-        "estimates": experiments.markdown_of(estimates(folder)),
-        "decided": experiments.markdown_of(decided(folder)),
-        "claims": claims_table(claims(folder)),
+        "regimes": regimes(folder),
+        "others": table(folder),
+        "live": live(folder),
+        "estimates": estimates(folder),
+        "decided": decided(folder),
     }
 
 
 def _percents(shares: Any, form: str = "{:.1f}") -> Any:
-    """Return a column of shares as text; what is not known is empty."""
+    """Return a column of shares as text; unknown ones are empty."""
     return shares.map(lambda share: "" if pd.isna(share) else percent(share, form))
 
 
@@ -230,22 +222,24 @@ def draw(folder: Path) -> Any:
     frame = cells(folder)
     pair = frame[frame.grid == "pair"]
     sizes = sorted(pair.bits.unique())
-    figure, row = plt.subplots(1, len(sizes), figsize=(9.2, 3.2), layout="constrained", squeeze=False)
+    figure, (row,) = plots.panels(1, len(sizes), (9.2, 3.2))
     colours = ("#767d86", "#0072b2", "#d55e00", "#009e73")
-    for axes, bits in zip(row[0], sizes, strict=True):
+    for axes, bits in zip(row, sizes, strict=True):
         for colour, (staleness, part) in zip(colours, pair[pair.bits == bits].groupby("staleness"), strict=False):
             part = part.sort_values("delay")
             axes.plot(part.delay, part.formula_s, color=colour, lw=1.2)
-            size = 10 - 2 * staleness  # where they are as fast, each is seen inside the one before
+            size = 10 - 2 * staleness  # if they are equally fast, each is visible inside the previous one
             axes.plot(part.delay, part.step_s, "o", color=colour, mfc="none", ms=size, label=f"staleness {staleness:g}")
         axes.axhline(float(pair.compute_s.iloc[0]), color=style.MUTED, lw=0.8, ls=":")
         axes.set(xlabel="one-way delay, ms", ylim=(0, None), xlim=(0, None))
         megabytes = pair[pair.bits == bits].message_bytes.iloc[0] / 1e6
-        axes.set_title(f"{bits:g} bits a parameter, {megabytes:.0f} MB")
-    row[0][0].set_ylabel("seconds per step")
-    figure.legend(*row[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        axes.set_title(f"{bits:g} bits per parameter, {megabytes:.0f} MB")
+    row[0].set_ylabel("seconds per step")
+    plots.finish(figure, legend=row[0], at="upper center")
     return figure
 
 
+FIGURES = {"cycle": draw}
+
 if __name__ == "__main__":
-    predicted.make(Path(__file__).parent, "cycle", draw, blocks, claims)
+    publishing.run(globals())

@@ -1,6 +1,6 @@
 """Set live runs on the real clock beside the same ones on the virtual clock: live.csv, decided.csv, estimates.csv.
 
-sudo .venv/bin/python -m testbed sweep data_parallel_time --clock real
+sudo .venv/bin/testbed sweep data_parallel_time --clock real
 python -m testbed sweep data_parallel_time --clock virtual
 python experiments/data_parallel_time/live.py [--results results/data_parallel_time] [--output FOLDER]
 
@@ -24,7 +24,7 @@ from testbed import csv_rows, results
 from testbed.metrics.steps import align, measured
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.records import Summary
-from testbed.report import experiments
+from testbed.report import publishing
 from testbed.results import Run
 from testbed.spec import RINGS, Cell, DataParallelSpec
 from testbed.sweep.bounded_steps import expected_messages, expected_step
@@ -118,7 +118,7 @@ def settled_after(cell: Cell) -> int:
 
 def steps_s(run: Run) -> list[float]:
     """Return how long each training step behind the warm-up took, in seconds."""
-    steps = measured(align([run.steps(node) for node in range(run.cell.nodes)]))
+    steps = measured(align(run.all_steps()))
     return [step.seconds / run.cell.compute.dilation for step in steps]
 
 
@@ -210,7 +210,7 @@ def on_both_clocks(folder: Path) -> Iterator[dict[str, Run]]:
 
 def main() -> int:
     """Write the tables."""
-    results_folder, output = experiments.folders(HERE.name, "Set live runs on both clocks side by side.")
+    results_folder, output = publishing.folders(HERE.name, "Set live runs on both clocks side by side.")
     steps, trainings, estimates = list[Compared](), list[Decided](), list[Estimated]()
     for runs in on_both_clocks(results_folder):
         if decides(runs["real"].cell):

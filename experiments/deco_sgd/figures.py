@@ -1,9 +1,7 @@
-"""Draw the figures of deco_sgd and make its tables: `python experiments/deco_sgd/figures.py`.
+"""Draws the figures and generates the tables of deco_sgd: `python experiments/deco_sgd/figures.py`.
 
 This reads runs.csv and choices.csv from the output folder, which train.py writes, and published.csv.
 """
-
-from __future__ import annotations
 
 import itertools
 import math
@@ -20,15 +18,14 @@ from testbed.metrics.statistics import difference, of_differences
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.policies.cycle import steady_cycle_s
 from testbed.policies.deco import NOISE_FACTORS
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
-from testbed.report.numbers import percent
+from testbed.report.numbers import percent, span
 
 HERE = Path(__file__).resolve().parent
 VALUES, COMPUTE_S, FIXED_RATE, RESOLUTION = 10_000_000, 0.1, 0.1, 4
-"""The model whose steps are timed, as in train.py; the learning rate that is the same for all pairs; and the steps
-between two looks at the loss."""
+"""The model whose steps are timed, as in train.py; the learning rate common to all pairs; and the steps between two
+evaluations of the loss."""
 DSGD, DECO, ORACLE, BEST_STATIC = "D-SGD", "DeCo-SGD", "best pair of each network", "best pair of all networks"
 STATIC = "better static pair"
 STATICS = {"static (0.1, 1)": (0.1, 1), "static (0.01, 1)": (0.01, 1)}
@@ -47,22 +44,22 @@ Pair = tuple[float, int]
 """Ratio and staleness."""
 BySeed = Mapping[int, float]
 Choose = Callable[[Any], BySeed]
-"""Of a pair's steps, by learning rate and seed: each seed's; nothing where one does not get there."""
+"""Selects from a pair's steps, by learning rate and seed, each seed's; empty if one does not reach the target."""
 
 
 class Results(NamedTuple):
-    """What train.py measured."""
+    """Measurements of train.py."""
 
     steps: dict[Pair, Any]
     """Steps to the target: a row per learning rate, a column per seed, NaN where it was not reached."""
     bits: dict[float, float]
-    """Of a message per parameter, by ratio."""
+    """Bits of a message per parameter, by ratio."""
     choices: dict[tuple[int, int], Pair]
-    """DeCo-SGD's, by Mbit/s and ms."""
+    """DeCo-SGD's pair, by Mbit/s and ms."""
 
     @property
     def grid(self) -> list[Pair]:
-        """The pairs that every ratio and staleness has: not those that were chosen."""
+        """The pairs of the full grid of ratios and staleness, without chosen ones."""
         ratios = {ratio for ratio, staleness in self.steps if staleness == 0}
         return [pair for pair in self.steps if pair[0] in ratios]
 
@@ -81,8 +78,8 @@ def results(folder: Path) -> Results:
 
 
 def tuned(steps: Any) -> BySeed:
-    """Return each seed's steps with the learning rate that is best for the other seeds; nothing where a seed does not
-    get there with it, or no learning rate brings all others there.
+    """Return each seed's steps at the learning rate that is best for the other seeds; empty if a seed does not reach
+    the target with it, or no learning rate lets all others reach it.
     """
     found, values = {}, steps.to_numpy(float)
     for column, seed in enumerate(steps.columns):
@@ -94,7 +91,7 @@ def tuned(steps: Any) -> BySeed:
 
 
 def fixed(steps: Any) -> BySeed:
-    """Return each seed's steps with the fixed learning rate; nothing where one does not get there."""
+    """Return each seed's steps with the fixed learning rate; empty if one does not reach the target."""
     row = steps.loc[FIXED_RATE] if FIXED_RATE in steps.index else None
     return {} if row is None or row.isna().any() else {int(seed): float(value) for seed, value in row.items()}
 
@@ -117,7 +114,7 @@ def seconds(found: Results, choose: Choose, network: tuple[int, int], pair: Pair
 
 
 def arms(found: Results, choose: Choose) -> dict[tuple[int, int], dict[str, Pair]]:
-    """Return, by network, the pair of each arm. The best ones are chosen in hindsight, by the mean time of seeds."""
+    """Return, by network, the pair of each arm. The best ones are chosen in hindsight, by the seeds' mean time."""
     networks = list(found.choices)
     times = {
         (network, pair): experiments.mean_of(taken)
@@ -149,27 +146,28 @@ def arms(found: Results, choose: Choose) -> dict[tuple[int, int], dict[str, Pair
 def against(
     found: Results, choose: Choose, network: tuple[int, int], ours: Pair, base: Pair, effect: float | None
 ) -> Judgement:
-    """Judge how many times as soon one pair gets to the target as another."""
+    """Judge how many times as soon one pair reaches the target as another."""
     return judge("time_to_loss", seconds(found, choose, network, ours), seconds(found, choose, network, base), effect)
 
 
 # ------------------------------------------------------------------ tables
+@experiments.table
 def pairs_table(folder: Path) -> Any:
     """Return the mean steps to the target by ratio and staleness, with tuned learning rates and with the fixed one."""
-    found, rows = results(folder), []
+    found = results(folder)
     for ratio in sorted({ratio for ratio, _ in found.grid}, reverse=True):
         row: dict[str, object] = {"ratio": f"{ratio:g}", "bits": f"{found.bits[ratio]:.3g}"}
         for name, choose in (("tuned", tuned), ("fixed", fixed)):
             for staleness in sorted({staleness for _, staleness in found.grid}):
                 steps = choose(found.steps[ratio, staleness])
                 row[f"{name}, {staleness}"] = f"{experiments.mean_of(steps):.0f}" if steps else "never"
-        rows.append(row)
-    return pandas.DataFrame(rows)
+        yield row
 
 
+@experiments.table
 def networks_table(folder: Path) -> Any:
     """Return, for each network, the speed-up of each arm over D-SGD in time to the target, and its pair."""
-    found, rows = results(folder), []
+    found = results(folder)
     for name, choose in MODES.items():
         for network, chosen in arms(found, choose).items():
             row: dict[str, object] = {
@@ -182,12 +180,11 @@ def networks_table(folder: Path) -> Any:
                 if arm not in (DSGD, STATIC):
                     times = against(found, choose, network, pair, chosen[DSGD], None).value
                     row[arm] = f"{times:.2f}x" + ("" if arm in STATICS else f" ({pair[0]:.3g}, {pair[1]})")
-            rows.append(row)
-    return pandas.DataFrame(rows)
+            yield row
 
 
 def predictions(found: Results, choose: Choose) -> dict[str, list[float]]:
-    """Return how far steps are from what each law predicts of ratio and staleness apart, as shares, by law."""
+    """Return the relative deviation of steps from each law's prediction from ratio and staleness separately, by law."""
     steps = {pair: experiments.mean_of(taken) for pair in found.grid if (taken := choose(found.steps[pair]))}
     off: dict[str, list[float]] = {"sum": [], "product": [], "larger": []}
     for (ratio, staleness), value in steps.items():
@@ -201,7 +198,9 @@ def predictions(found: Results, choose: Choose) -> dict[str, list[float]]:
 
 
 def correlations(found: Results, choose: Choose, factor: str) -> BySeed:
-    """Return, by seed, the rank correlation of a noise factor with the steps of pairs where all seeds get there."""
+    """Return, by seed, the rank correlation of a noise factor with the steps of pairs with which all seeds reach the
+    target.
+    """
     taken = {pair: steps for pair in found.grid if (steps := choose(found.steps[pair]))}
     noise = [NOISE_FACTORS[factor](*pair) for pair in taken]
     return {
@@ -211,7 +210,7 @@ def correlations(found: Results, choose: Choose, factor: str) -> BySeed:
 
 
 def laws_table(folder: Path) -> Any:
-    """Return how well each law says the steps of pairs, with tuned learning rates and the fixed one."""
+    """Return how well each law predicts the steps of pairs, with tuned learning rates and the fixed one."""
     found = results(folder)
     rows: list[tuple[str, str, int, str]] = []
     for name, choose in MODES.items():
@@ -222,15 +221,15 @@ def laws_table(folder: Path) -> Any:
         reached = sum(bool(choose(found.steps[pair])) for pair in found.grid)
         for factor in NOISE_FACTORS:
             estimate = of_differences(list(correlations(found, choose, factor).values()), "seed")
-            said = f"rank correlation {estimate.value:.2f} ({_interval(estimate.interval)})"
+            said = f"rank correlation {experiments.with_ends(estimate, '{:.2f}', 'one seed')}"
             rows.append((name, f"phi, {factor}", reached, said))
     return pandas.DataFrame(rows, columns=["learning rate", "law", "pairs", "how far off"])
 
 
 # ------------------------------------------------------------------ claims
 def amplification(found: Results, choose: Choose) -> tuple[BySeed, BySeed, int] | None:
-    """Return what compression costs in steps without staleness, by seed and as a mean over ratios, and with the most
-    at which all pairs get there; and that staleness.
+    """Return the cost of compression in steps without staleness, by seed and as a mean over ratios, and with the
+    largest staleness with which all pairs reach the target; and that staleness.
     """
     ratios = sorted({ratio for ratio, _ in found.grid if ratio < 1})
     taken = {pair: choose(found.steps[pair]) for pair in found.grid}
@@ -248,14 +247,9 @@ def amplification(found: Results, choose: Choose) -> tuple[BySeed, BySeed, int] 
     return None
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of DeCo-SGD, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def sooner(folder: Path, base: str, effect: float, least: bool = False) -> Iterator[Facts]:
-    """Yield, for each way to choose learning rates, how many times as soon DeCo-SGD's pair gets to the target as
-    another arm's, over all networks; judged where it is most, or `least`.
+    """Yield, for each way to choose learning rates, how many times as soon DeCo-SGD's pair reaches the target as
+    another arm's, over all networks; judged on the network with the largest gain, or with the `least`.
     """
     found = results(folder)
     for name, choose in MODES.items():
@@ -266,7 +260,7 @@ def sooner(folder: Path, base: str, effect: float, least: bool = False) -> Itera
         yield {
             "judgement": judged[network],
             "mode": name,
-            "range": _range([each.value for each in judged.values()]),
+            "range": span((each.value for each in judged.values()), "{:.2f}".format),
             "networks": len(judged),
             "sooner": verdicts.count("holds"),
             "later": verdicts.count("fails"),
@@ -277,7 +271,7 @@ def sooner(folder: Path, base: str, effect: float, least: bool = False) -> Itera
 
 
 def amplified(folder: Path) -> Iterator[Facts]:
-    """Yield, for each way to choose learning rates, what compression costs in steps with staleness and without."""
+    """Yield, for each way to choose learning rates, the cost of compression in steps with and without staleness."""
     found = results(folder)
     for name, choose in MODES.items():
         if (parts := amplification(found, choose)) is None:
@@ -285,7 +279,7 @@ def amplified(folder: Path) -> Iterator[Facts]:
         alone, late, staleness = parts
         growth, judged = difference(late, alone), judge("loss", alone, late, -RESOLUTION)
         factors = [(1 - ratio / 2) ** -staleness for ratio in {ratio for ratio, _ in found.grid if ratio < 1}]
-        shown = "" if growth.detectable is None else f"; would have shown {growth.detectable:.0f} steps"
+        shown = "" if growth.detectable is None else f"; can detect {growth.detectable:.0f} steps"
         yield {
             "judgement": judged,
             "bound": judged.effect,
@@ -294,7 +288,7 @@ def amplified(folder: Path) -> Iterator[Facts]:
             "factors": f"{min(factors):.2f} to {max(factors):.2f}",
             "alone": experiments.mean_of(alone),
             "late": experiments.mean_of(late),
-            "interval": f"difference {_interval(growth.estimate.interval, '{:+.0f}')}, 95 %, {len(alone)} seeds",
+            "interval": f"difference {experiments.ends_words(growth.estimate, '{:+.0f}')}, 95 %, {len(alone)} seeds",
             "dense": [np.mean(list(choose(found.steps[1.0, each]).values())) for each in (0, staleness)],
             "resolution": RESOLUTION,
             "open": shown + _open(judged),
@@ -306,7 +300,7 @@ def _open(judged: Judgement) -> str:
 
 
 def compared(found: Results, choose: Choose, base: str, effect: float) -> dict[tuple[int, int], Judgement]:
-    """Judge, by network, how many times as soon DeCo-SGD's pair gets to the target as another arm's."""
+    """Judge, by network, how many times as soon DeCo-SGD's pair reaches the target as another arm's."""
     return {
         network: against(found, choose, network, chosen[DECO], chosen[base], effect)
         for network, chosen in arms(found, choose).items()
@@ -315,32 +309,13 @@ def compared(found: Results, choose: Choose, base: str, effect: float) -> dict[t
 
 
 def _seeds(judged: Judgement) -> str:
-    """Say how many seeds it would take, where one more is that of every pair and rate; a difference is in steps."""
+    """Describe the seeds needed; one more seed means one of every pair and rate; a difference is in steps."""
     more_s = experiments.training_s(HERE, "runs.csv", "seed")
     return experiments.more_seeds(judged, more_s, unit="steps")
 
 
-def _range(values: list[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
-
-
-def _interval(ends: Any, form: str = "{:.2f}") -> str:
-    return "one seed" if ends is None else " to ".join(map(form.format, ends))
-
-
 def _words(network: tuple[int, int]) -> str:
     return f"{network[0]} Mbit/s, {network[1]} ms one way"
-
-
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "claims": claims_table(claims(folder)),
-        "networks": experiments.markdown_of(networks_table(folder)),
-        "pairs": experiments.markdown_of(pairs_table(folder)),
-        "laws": experiments.markdown_of(laws_table(folder)),
-    }
 
 
 def answer(folder: Path) -> str:
@@ -348,7 +323,10 @@ def answer(folder: Path) -> str:
     found = results(folder)
     published = pandas.read_csv(folder / "published.csv").value
     said = {
-        name: [_range([each.value for each in compared(found, choose, base, 1.0).values()]) for base in (DSGD, STATIC)]
+        name: [
+            span((each.value for each in compared(found, choose, base, 1.0).values()), "{:.2f}".format)
+            for base in (DSGD, STATIC)
+        ]
         for name, choose in MODES.items()
     }
     (first, (dsgd, static)), *others = said.items()
@@ -365,18 +343,15 @@ def draw_steps(folder: Path) -> Figure:
     """Draw the steps to the target against staleness, a line for each ratio."""
     found = results(folder)
     stalenesses = sorted({staleness for _, staleness in found.grid})
-    figure = Figure(figsize=(9.2, 3.4), layout="constrained")
-    row = figure.subplots(1, 2, sharey=True)
+    figure, (row,) = plots.panels(1, 2, (9.2, 3.4), sharey=True)
     for axes, (mode, choose) in zip(row, MODES.items(), strict=True):
         for colour, ratio in zip(RATIO_COLOURS, sorted({r for r, _ in found.grid}, reverse=True), strict=False):
             points = [
-                (stalenesses.index(staleness), list(steps.values()))
-                for staleness in stalenesses
+                (place, plots.Spread(experiments.mean_of(steps), (min(steps.values()), max(steps.values()))))
+                for place, staleness in enumerate(stalenesses)
                 if (steps := choose(found.steps[ratio, staleness]))
             ]
-            for x, values in points:
-                axes.plot([x, x], [min(values), max(values)], color=colour, lw=1, alpha=0.7)
-            axes.plot([x for x, _ in points], [np.mean(v) for _, v in points], "o-", color=colour, label=f"{ratio:g}")
+            plots.estimates(axes, points, colour, label=f"{ratio:g}", line="-")
         ends = [steps for late in stalenesses if (steps := choose(found.steps[1.0, late]))]
         title = f"Learning rate {mode}"
         if len(ends) > 1:
@@ -386,12 +361,8 @@ def draw_steps(folder: Path) -> Figure:
         axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
         axes.set_xticks(range(len(stalenesses)), list(map(str, stalenesses)))
     row[0].set_ylabel("steps to the target loss")
-    figure.legend(
-        *row[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=5,
-        title="ratio: share of the values that is sent",
-    )
+    title = "ratio: share of the values sent"
+    plots.finish(figure, legend=row[0], at="upper center", columns=5, title=title)
     return figure
 
 
@@ -399,37 +370,36 @@ def draw_time(folder: Path) -> Figure:
     """Draw, for each network, how many times as soon as D-SGD each arm reaches the target."""
     found = results(folder)
     names = [name for name in COLOURS if name != DSGD]
-    figure = Figure(figsize=(9.2, 6.4), layout="constrained")
-    column = figure.subplots(len(MODES), 1, sharex=True, sharey=True)
-    for axes, (mode, choose) in zip(column, MODES.items(), strict=True):
+    figure, column = plots.panels(len(MODES), 1, (9.2, 6.4), sharex=True, sharey=True)
+    for (axes,), (mode, choose) in zip(column, MODES.items(), strict=True):
         networks = arms(found, choose)
         axes.axhline(1, color=style.MUTED, lw=1)
         for place, name in enumerate(names):
             shift = 0.1 * (place - len(names) / 2 + 0.5)
-            points = {
-                x + shift: against(found, choose, network, chosen[name], chosen[DSGD], None)
+            points = [
+                (x + shift, against(found, choose, network, chosen[name], chosen[DSGD], None))
                 for x, (network, chosen) in enumerate(networks.items())
                 if name in chosen
-            }
-            for x, judged in points.items():
-                if judged.interval is not None:
-                    axes.plot([x, x], judged.interval, color=COLOURS[name], lw=1.1)
-            marker, values = {DECO: "D", ORACLE: "_"}.get(name, "o"), [judged.value for judged in points.values()]
-            axes.plot(list(points), values, marker, color=COLOURS[name], label=name)
+            ]
+            plots.estimates(axes, points, COLOURS[name], {DECO: "D", ORACLE: "_"}.get(name, "o"), label=name)
         verdicts = [each.verdict for each in compared(found, choose, BEST_STATIC, 1.0).values()]
         sooner, later = (verdicts.count(verdict) for verdict in ("holds", "fails"))
-        axes.set(
-            yscale="log",
-            ylabel="D-SGD's time over the arm's",
-            title=f"Learning rate {mode}: DeCo-SGD is sooner than the best fixed pair on {sooner} of {len(verdicts)} "
-            f"networks, later on {later}",
-        )
+        title = f"Rate {mode}, D-SGD in {experiments.mean_of(choose(found.steps[1.0, 0])):.0f} steps: DeCo-SGD is"
+        title += f" sooner than the best fixed pair on {sooner}, later on {later} of {len(verdicts)} networks"
+        axes.set(yscale="log", ylabel="D-SGD's time over the arm's", title=title)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         axes.set_xticks(range(len(networks)), [f"{rate} Mbit/s\n{delay} ms" for rate, delay in networks])
-    figure.legend(*column[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    plots.finish(
+        figure,
+        "One rate of 0.1 for all handicaps D-SGD; tuned, DeCo-SGD is later than a fixed pair",
+        column[0],
+        "lower center",
+    )
     return figure
 
 
+BLOCKS = {"answer": answer, "networks": networks_table, "pairs": pairs_table, "laws": laws_table}
+FIGURES = {"time": draw_time, "steps": draw_steps}
+
 if __name__ == "__main__":
-    _, written = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, written, {"time": draw_time, "steps": draw_steps}, blocks, claims)
+    publishing.run(globals())

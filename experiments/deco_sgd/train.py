@@ -4,12 +4,9 @@ This writes choices.csv, what DeCo-SGD chooses for each network, and runs.csv, a
 of the grid, and with those chosen. Networks and sizes are numbers here; figures.py puts steps and seconds together.
 """
 
-from __future__ import annotations
-
+import argparse
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,10 +17,9 @@ from testbed.codecs.make import make
 from testbed.message_key import MessageKey
 from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
-from testbed.policies.links import LinkEstimate
-from testbed.replicas.stacked import Method, Trial, steps_to
+from testbed.policies.link_estimate import LinkEstimate
+from testbed.studies.stacked import Method, Trial, steps_to
 
-HERE = Path(__file__).resolve().parent
 WORKERS, BATCH, ALPHA = 4, 16, 0.5
 TARGET, MOST_STEPS, EVALUATE_EVERY, PATIENCE = 0.3, 1000, 4, 7
 RATIOS: Sequence[float] = (1.0, 0.25, 0.1, 0.03, 0.01)
@@ -77,10 +73,8 @@ def bits_of(ratio: float) -> float:
     return 8 * memoryview(payload).nbytes / _SAMPLE
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write both CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     ratios, stalenesses, rates, seeds, target = RATIOS, STALENESSES, RATES, SEEDS, TARGET
     chosen = list(choices(LINKS_MBPS, DELAYS_MS))
     if asked.quick:
@@ -95,11 +89,9 @@ def main(arguments: list[str]) -> int:
         steps = steps_to(target, runs, method, steps=MOST_STEPS, evaluate_every=EVALUATE_EVERY, patience=PATIENCE)
         rows += [Row(ratio, staleness, *run, taken, bits) for run, taken in zip(runs, steps, strict=True)]
         print(ratio, staleness, bits, steps, flush=True)  # noqa: T201
-    asked.output.mkdir(parents=True, exist_ok=True)
     csv_rows.write_rows(asked.output / "choices.csv", Choice._fields, chosen)
     csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

@@ -8,17 +8,18 @@ This writes apart.csv.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from typing import NamedTuple
 
-from timeline import FIRST, HERE, NETWORKS, WORKERS, Job, Network, played, trace_of
+from timeline import FIRST, HERE, NETWORKS, WORKERS, Network, over, played, trace_of
 
 from testbed import csv_rows
 from testbed.metrics.wires import Wire
-from testbed.pipeline.frame import HEADER_BYTES
-from testbed.play.played import Played
+from testbed.player.virtual import OverLinks
 from testbed.profiles import LinkProfile, Pipe
+from testbed.runtime.frame import HEADER_BYTES
+from testbed.trace.played import Played
 
 STEPS = 60
 SMALL_BYTES = 1000
@@ -79,12 +80,12 @@ def link_of(network: Network, case: Case) -> LinkProfile:
     return link.model_copy(update={"up": changed(link.up), "down": changed(link.down)})
 
 
-def job_of(network: Network, case: Case, steps: int) -> Job:
+def job_of(network: Network, case: Case, steps: int) -> OverLinks:
     """Return what is to be played: synchronous steps, so that no message queues behind another."""
     large = network.message_bytes(FIRST.ratio) + HEADER_BYTES
     sizes = (large, large if case.directions == "both" else SMALL_BYTES)
     trace = trace_of([[size] * steps for size in sizes], [step + 1 for step in range(steps)])
-    return Job(link_of(network, case), trace)
+    return over(link_of(network, case), trace)
 
 
 def rows(network: Network, case: Case, steps: int, found: Played) -> list[Row]:
@@ -116,18 +117,15 @@ def rows(network: Network, case: Case, steps: int, found: Played) -> list[Row]:
     return made
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write apart.csv."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     wanted, steps = list(itertools.product(NETWORKS.values(), CASES)), STEPS
     if asked.quick:
         wanted, steps = [wanted[0], wanted[len(CASES) - 1]], 8
     every = played([job_of(network, case, steps) for network, case in wanted])
     made = [row for each, found in zip(wanted, every, strict=True) for row in rows(*each, steps, found)]
-    asked.output.mkdir(parents=True, exist_ok=True)
     csv_rows.write_rows(asked.output / "apart.csv", Row._fields, made, digits=6)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, HERE)

@@ -1,4 +1,4 @@
-"""Draw the figures of deco_varying and make its tables: `python experiments/deco_varying/figures.py`.
+"""Draws the figures and generates the tables of deco_varying: `python experiments/deco_varying/figures.py`.
 
 This reads timeline.csv, runs.csv, apart.csv and live.csv from the output folder, which the other programs write.
 """
@@ -18,10 +18,9 @@ from scipy.stats import spearmanr
 
 from testbed.metrics.statistics import of_differences
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
-from testbed.report.numbers import percent
+from testbed.report.numbers import percent, span
 
 HERE = Path(__file__).resolve().parent
 DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
@@ -29,23 +28,23 @@ CHOOSERS = (DECO, KNOWS, ORACLE)
 COLOURS = {DECO: "#d55e00", KNOWS: "#e69f00", ORACLE: style.INK}
 STATIC_COLOUR = "#0072b2"
 NEAR, EXACT = 0.02, 0.001
-"""How far a formula or the played timeline may be off, as a share; the same of what is the formula's case; the rank
-correlation that is following."""
+"""Largest relative deviation of a formula or of the played timeline; the same in the formula's own case; the rank
+correlation that counts as following."""
 TURN = 0.25
-"""How far from a whole number of delays a message's end may be."""
+"""Largest deviation of a message's end from a whole number of delays."""
 SETTLED = 30
-"""The first message that is judged where windows must have opened."""
+"""The first judged message, once windows have opened."""
 
 BySeed = Mapping[int, float]
 
 
 class Results(NamedTuple):
-    """What the programs measured."""
+    """Measurements of the programs."""
 
     timeline: dict[tuple[str, str], dict[int, Any]]
-    """By network and arm, for each seed a row for each step; static pairs' is the same for all."""
+    """By network and arm, a row per step for each seed; static pairs have the same rows for all seeds."""
     steps: dict[tuple[str, str], BySeed]
-    """To the target, likewise; nothing where a seed does not get there."""
+    """The same up to the target; empty if a seed does not reach it."""
     rates: dict[tuple[str, str], float]
     """Learning rates."""
     apart: Any
@@ -56,7 +55,7 @@ class Results(NamedTuple):
         return list(dict.fromkeys(network for network, _ in self.timeline))
 
     def arms(self, network: str) -> list[str]:
-        """Return the arms that were trained to the target, those that choose first."""
+        """Return the arms that were trained to the target, adaptive ones first."""
         known = [arm for name, arm in self.timeline if name == network and self.steps[network, arm]]
         return [arm for arm in CHOOSERS if arm in known] + [arm for arm in known if arm not in CHOOSERS]
 
@@ -69,7 +68,7 @@ class Results(NamedTuple):
         return found
 
     def best_static(self, network: str) -> str:
-        """Return the static pair that is there first, in hindsight."""
+        """Return the static pair that reaches the target first, in hindsight."""
         static = [arm for arm in self.arms(network) if arm not in CHOOSERS]
         return min(static, key=lambda arm: experiments.mean_of(self.seconds(network, arm)))
 
@@ -91,19 +90,19 @@ def results(folder: Path) -> Results:
         whole = len(part) and not part.steps.isna().any()
         steps[network, arm] = {int(row.seed): float(row.steps) for row in part.itertuples()} if whole else {}
         rates[network, arm] = float(part.learning_rate.iloc[0])
-    # What a message finds: its connection's window when it is made.
+    # The state that a message encounters: its connection's window at creation.
     windows = apart.groupby(["network", "rate", "directions", "buffer"]).window_packets.shift(1)
     return Results(timeline, steps, rates, apart.assign(before_packets=windows), live)
 
 
 def against(found: Results, network: str, ours: str, base: str, effect: float | None = None) -> Judgement:
-    """Judge how many times as soon one arm gets to the target as another."""
+    """Judge how many times as soon one arm reaches the target as another."""
     return judge("time_to_loss", found.seconds(network, ours), found.seconds(network, base), effect)
 
 
 def following(found: Results, network: str, arm: str) -> BySeed:
-    """Return the rank correlation of an arm's ratios with the link's rate, over steps of the same moments, where both
-    move.
+    """Return the rank correlation of an arm's ratios with the link's rate, over steps at the same times, if both
+    vary.
     """
     return {
         seed: float(spearmanr(part.ratio, part.rate_mbps).statistic)
@@ -114,7 +113,7 @@ def following(found: Results, network: str, arm: str) -> BySeed:
 
 # ------------------------------------------------------------------ tables
 def arms_table(folder: Path) -> Any:
-    """Return how each arm does over each link."""
+    """Return each arm's results over each link."""
     found, rows = results(folder), []
     for network in found.networks:
         for arm in [arm for name, arm in found.timeline if name == network]:
@@ -124,8 +123,8 @@ def arms_table(folder: Path) -> Any:
             row: dict[str, object] = {
                 "link": network,
                 "arm": arm,
-                "ratios": _span(part.ratio, "{:.2g}"),
-                "staleness": _span(part.staleness, "{:.0f}"),
+                "ratios": span(part.ratio, "{:.2g}".format),
+                "staleness": span(part.staleness, "{:.0f}".format),
                 "mean step": f"{mean_s:.3f} s",
                 "learning rate": f"{found.rates[network, arm]:g}",
                 "steps to the target": experiments.mean_words(steps, "{:.0f}") if steps else "not all seeds",
@@ -133,13 +132,13 @@ def arms_table(folder: Path) -> Any:
             }
             if steps and arm != DECO and found.steps[network, DECO]:
                 judged = against(found, network, DECO, arm)
-                row["DeCo-SGD is there"] = f"{judged.value:.2f} times as soon ({judged.interval_words})"
+                row["DeCo-SGD reaches it"] = f"{judged.value:.2f} times as soon ({judged.interval_words})"
             rows.append(row)
     return pandas.DataFrame(rows).fillna("")
 
 
 def apart_table(folder: Path) -> Any:
-    """Return how long messages take by the pipe's formula and in the guest, by what is left of the link."""
+    """Return message times by the pipe formula and in the guest, by the remaining effects of the link."""
     frame, rows = results(folder).apart, []
     for (network, rate, directions, buffer), part in frame.groupby(
         ["network", "rate", "directions", "buffer"], sort=False
@@ -162,22 +161,22 @@ def apart_table(folder: Path) -> Any:
 
 
 class Beside(NamedTuple):
-    """Live runs of a cell beside the draws of their timeline."""
+    """Live runs of a cell, compared with the draws of their timeline."""
 
     live_s: float
-    """The end of the last step that is compared."""
+    """The end of the last compared step."""
     played_s: list[float]
     """In each draw."""
     steps: int
     alike: int
-    """The first steps, of which every draw's end is the live one to EXACT."""
+    """Number of first steps whose end in every draw equals the live one to EXACT."""
     runs: str
     sizes: float
     """Mean size of messages, played over live."""
 
     @property
     def apart(self) -> float:
-        """How far the live end is from the nearest draw's, or from what lies between two, as a share."""
+        """Relative distance of the live end from the range of the draws."""
         nearest = min(max(self.live_s, min(self.played_s)), max(self.played_s))
         return nearest / self.live_s - 1
 
@@ -202,7 +201,7 @@ def beside(found: Results) -> dict[str, Beside]:
 
 
 def live_table(folder: Path) -> Any:
-    """Return how far draws of the timeline are from live runs."""
+    """Return the deviation of the timeline's draws from live runs."""
     return pandas.DataFrame(
         {
             "link": network,
@@ -210,7 +209,7 @@ def live_table(folder: Path) -> Any:
             "live": f"{each.live_s:.2f} s",
             "draws of the timeline": f"{min(each.played_s):.2f} to {max(each.played_s):.2f} s",
             "mean": f"{mean(each.played_s):.2f} s ({_signed(mean(each.played_s) / each.live_s - 1)})",
-            f"first steps that all are alike, to {percent(EXACT)}": each.alike,
+            f"first steps that all agree, to {percent(EXACT)}": each.alike,
             "bytes sent, played / live": f"{each.sizes:.2f}",
         }
         for network, each in beside(results(folder)).items()
@@ -218,11 +217,6 @@ def live_table(folder: Path) -> Any:
 
 
 # ------------------------------------------------------------------ claims
-def claims(folder: Path) -> list[Claim]:
-    """Return what we asked of DeCo-SGD, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def ratio_follows(folder: Path, least: float) -> Iterator[Facts]:
     """Yield, for each link that varies, the rank correlation of DeCo-SGD's ratio with its rate."""
     found = results(folder)
@@ -230,12 +224,12 @@ def ratio_follows(folder: Path, least: float) -> Iterator[Facts]:
         alone, told = (following(found, network, arm) for arm in (DECO, KNOWS))
         if not (alone and told):
             continue
-        # As a difference of which less is better.
+        # As a difference, of which a smaller one is better.
         judged = judge("loss", {seed: -value for seed, value in alone.items()}, dict.fromkeys(alone, 0.0), -least)
         low, high = judged.interval or (judged.value, judged.value)
         why = (
-            f"over steps of the same moments; {experiments.mean_of(told):.2f} where it is told the link's rate when it "
-            "chooses, since what it chooses holds three or more steps later"
+            f"over steps at the same times; {experiments.mean_of(told):.2f} if it knows the link's rate when it "
+            "chooses, because a choice takes effect three or more steps later"
         )
         yield {
             "judgement": judged,
@@ -248,7 +242,7 @@ def ratio_follows(folder: Path, least: float) -> Iterator[Facts]:
 
 
 def sooner(folder: Path, ours: str, base: str = "") -> Iterator[Facts]:
-    """Yield, for each link, how many times as soon one arm gets to the target as another, or the best static pair."""
+    """Yield, for each link, how many times as soon one arm reaches the target as another, or the best static pair."""
     found = results(folder)
     for network in found.networks:
         other = base or found.best_static(network)
@@ -265,7 +259,7 @@ def _settled(folder: Path, rate: str) -> Any:
 
 
 def link_that_stays(folder: Path) -> Facts | None:
-    """Return how far messages are from the pipe's formula where nothing large goes the other way."""
+    """Return the deviation of messages from the pipe formula without large messages in the other direction."""
     plain = _settled(folder, "constant")
     plain = plain[plain.directions == "one"]
     if not len(plain):
@@ -274,7 +268,7 @@ def link_that_stays(folder: Path) -> Facts | None:
 
 
 def further_windows(folder: Path) -> Facts | None:
-    """Return how many messages that cross others are later by a delay for each further window that they need."""
+    """Return how many crossing messages are later by one delay for each further window that they need."""
     frame = results(folder).apart
     turns = frame[(frame.rate == "constant") & (frame.directions == "both") & (frame.buffer == "whole")]
     turns = turns[turns.step > 0]
@@ -287,20 +281,19 @@ def further_windows(folder: Path) -> Facts | None:
     return {"value": inside.mean(), "inside": inside.sum(), "count": len(turns), "turn": TURN}
 
 
-def entry_rate(folder: Path) -> Facts | None:
-    """Return how many messages that fit leave at the rate of the moment when they entered."""
+def rate_of_now(folder: Path) -> Facts | None:
+    """Return how many fitting messages take as long as the integral of the link's rate says."""
     entering = _settled(folder, "varying")
     entering = entering[(entering.buffer == "whole") & (entering.before_packets >= entering.packets)]
     if not len(entering):
         return None
-    off = (entering.played_s / entering.entry_s - 1).abs()
-    integral = (entering.played_s / entering.formula_s - 1).abs()
-    near = {"near": (off <= EXACT).sum(), "exact": EXACT, "integral": float(integral.mean())}
+    off = (entering.played_s / entering.formula_s - 1).abs()
+    near = {"near": (off <= EXACT).sum(), "exact": EXACT, "mean": float(off.mean())}
     return {"value": (off <= EXACT).mean(), "median": float(off.median()), "count": len(entering), **near}
 
 
 def formula_off(folder: Path) -> Facts | None:
-    """Return how far a pipe's formula is from all messages over the links themselves."""
+    """Return the deviation of the pipe formula from all messages over the real links."""
     frame = results(folder).apart
     whole = frame[(frame.rate == "varying") & (frame.directions == "both") & (frame.buffer == "own")]
     if not len(whole):
@@ -312,7 +305,7 @@ def formula_off(folder: Path) -> Facts | None:
 
 
 def live_beside(folder: Path) -> Iterator[Facts]:
-    """Yield how near the timeline's draws are to live runs."""
+    """Yield the distance of the timeline's draws from live runs."""
     for network, each in beside(results(folder)).items():
         draws = f"{len(each.played_s)} draws {min(each.played_s):.1f} to {max(each.played_s):.1f} s"
         about = {"network": network, "draws": draws, "near": NEAR, "exact": EXACT}
@@ -320,14 +313,12 @@ def live_beside(folder: Path) -> Iterator[Facts]:
 
 
 def seed_s() -> float:
-    """Return how long one more seed of two arms takes."""
+    """Return the time of one more seed of two arms."""
     return 2 * experiments.training_s(HERE, "runs.csv")
 
 
 def _why(judged: Judgement) -> str:
-    return experiments.open_words(
-        "times to a loss of 2.5 nats, each arm at a learning rate of its own", judged, seed_s()
-    )
+    return experiments.open_words("times to a loss of 2.5 nats, each arm at its own learning rate", judged, seed_s())
 
 
 # ------------------------------------------------------------------ the README
@@ -335,10 +326,9 @@ def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     return {
         "answer": experiments.prose(answer(folder)),
-        "claims": claims_table(claims(folder)),
-        "arms": experiments.markdown_of(arms_table(folder)),
-        "apart": experiments.markdown_of(apart_table(folder)),
-        "live": experiments.markdown_of(live_table(folder)),
+        "arms": arms_table(folder),
+        "apart": apart_table(folder),
+        "live": live_table(folder),
     }
 
 
@@ -359,27 +349,21 @@ def answer(folder: Path) -> str:
     return f"DeCo-SGD reaches the loss {'; '.join(said)}."
 
 
-def _span(values: Any, form: str) -> str:
-    low, high = form.format(values.min()), form.format(values.max())
-    return low if low == high else f"{low} to {high}"
-
-
 def _signed(share: float) -> str:
     return percent(share, "{:+.1f}")
 
 
 # ------------------------------------------------------------------ figures
 def draw_choices(folder: Path) -> Figure:
-    """Draw the link's rate, what DeCo-SGD takes it for, and the ratios that are chosen, over time, for one seed."""
+    """Draw the link's rate, DeCo-SGD's estimate of it, and the chosen ratios, over time, for one seed."""
     found = results(folder)
-    figure = Figure(figsize=(9.2, 4.4), layout="constrained")
-    grid = figure.subplots(2, len(found.networks), sharex="col", squeeze=False)
+    figure, grid = plots.panels(2, len(found.networks), (9.2, 4.4), sharex="col")
     for column, network in enumerate(found.networks):
         rate, ratio = grid[0][column], grid[1][column]
         part = found.timeline[network, DECO][0]
         rate.plot(part.end_s, part.rate_mbps, color=style.MUTED, lw=1.2, label="the link")
         known = part[part.known_mbps > 0]
-        rate.plot(known.end_s, known.known_mbps, color=COLOURS[DECO], lw=1.2, label="what DeCo-SGD measured")
+        rate.plot(known.end_s, known.known_mbps, color=COLOURS[DECO], lw=1.2, label="measured by DeCo-SGD")
         rate.set(
             ylim=(0, None),
             title=f"{network}: rank correlation {experiments.mean_of(following(found, network, DECO)):.2f}",
@@ -390,32 +374,25 @@ def draw_choices(folder: Path) -> Figure:
         ratio.set(yscale="log", xlabel="seconds")
     grid[0][0].set_ylabel("Mbit/s")
     grid[1][0].set_ylabel("ratio")
-    shown = [axes.get_legend_handles_labels() for axes in (grid[0][0], grid[1][0])]
-    figure.legend(
-        *([*first, *second] for first, second in zip(*shown, strict=True)), loc="outside upper center", ncols=5
-    )
+    plots.finish(figure, legend=grid[:, 0], at="upper center", columns=5)
     return figure
 
 
 def draw_time(folder: Path) -> Figure:
     """Draw the seconds to the target by arm, with intervals over seeds."""
     found = results(folder)
-    figure = Figure(figsize=(9.2, 3.2), layout="constrained")
-    row = figure.subplots(1, len(found.networks), squeeze=False)[0]
+    figure, (row,) = plots.panels(1, len(found.networks), (9.2, 3.2))
     for axes, network in zip(row, found.networks, strict=True):
         names = sorted(found.arms(network), key=lambda arm: -experiments.mean_of(found.seconds(network, arm)))
         for place, arm in enumerate(names):
             estimate = of_differences(list(found.seconds(network, arm).values()), "seed")
-            colour = COLOURS.get(arm, STATIC_COLOUR)
-            axes.plot(estimate.value, place, "o", color=colour)
-            if estimate.interval is not None:
-                axes.plot(estimate.interval, [place, place], color=colour)
+            plots.estimates(axes, [(place, estimate)], COLOURS.get(arm, STATIC_COLOUR), across=True, width=1.7)
         axes.set_yticks(range(len(names)), names)
-        first = names[-1]
-        axes.set(xlim=(0, None), xlabel="seconds to the target loss", title=f"{network}: {first} is first")
+        axes.set(xlim=(0, None), xlabel="seconds to the target loss", title=f"{network}: {names[-1]} is first")
     return figure
 
 
+FIGURES = {"choices": draw_choices, "time": draw_time}
+
 if __name__ == "__main__":
-    _, written = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, written, {"choices": draw_choices, "time": draw_time}, blocks, claims)
+    publishing.run(globals())

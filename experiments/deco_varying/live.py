@@ -10,7 +10,6 @@ with messages of tensors of the same sizes, from the same moment on, and with a 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +17,11 @@ from typing import NamedTuple
 from timeline import DECO, WORKERS, Arm, Network, Step, timelines
 
 from testbed import csv_rows, results
+from testbed.nodes.leader import ratio_of
 from testbed.policies.deco import DecoChoice
-from testbed.replicas.leader import ratio_of
 from testbed.results import Run
 from testbed.spec import Cell, TextSpec
-from testbed.workloads.build import build_stage
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.models import SIZES
 
 HERE = Path(__file__).resolve().parent
@@ -100,20 +99,16 @@ def rows(arm: Arm, draw: int, runs: Sequence[Run], timeline: Sequence[Step]) -> 
     return made
 
 
-def main() -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write live.csv."""
-    parser = argparse.ArgumentParser(description="Set live runs beside what is played of them.")
-    parser.add_argument("--results", type=Path, default=Path("results") / HERE.name, help="of the sweep (%(default)s)")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the table (%(default)s)")
-    parser.add_argument("--draws", type=int, default=DRAWS, help="timelines of each cell (%(default)s)")
-    asked = parser.parse_args()
     cells = [results.finished_runs(asked.results, each) for each in results.last_sweep(asked.results).cells]
-    wanted = [(arm_of(runs[0]).drawn(draw), draw, runs) for runs in cells for draw in range(asked.draws)]
+    wanted = [
+        (arm_of(runs[0]).drawn(draw), draw, runs) for runs in cells for draw in range(1 if asked.quick else DRAWS)
+    ]
     every = timelines([arm for arm, _, _ in wanted])
     made = [row for each, steps in zip(wanted, every, strict=True) for row in rows(*each, steps)]
     csv_rows.write_rows(asked.output / "live.csv", Row._fields, made)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    csv_rows.run_program(main, __doc__, HERE, results={"type": Path, "default": Path("results") / HERE.name})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,27 +17,24 @@ import torch
 
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
-from testbed.errors import LabError, UserError
 from testbed.jobs.actions import Key, Message
 from testbed.jobs.decision import Decision, Decisions
 from testbed.message_key import MessageKey
 from testbed.metrics.wires import wire_bytes
-from testbed.net.lab import LabSpec
-from testbed.pipeline.frame import HEADER_BYTES
-from testbed.play.guests import play_jobs
-from testbed.play.job import DirectorCall, PlayJob
-from testbed.play.lanes import LaneState
-from testbed.play.played import Played, read_played
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.nodes.fragments import SMALL
+from testbed.nodes.leader import Leader, ratio_of
+from testbed.player.lanes import LaneState
+from testbed.player.play_job import DirectorCall
+from testbed.player.virtual import OverLinks, guest_lab, play_virtual
 from testbed.policies.cycle import MessageSize, iteration_s
 from testbed.policies.deco import DecoChoice
-from testbed.policies.links import LinkEstimate
+from testbed.policies.link_estimate import LinkEstimate
 from testbed.profiles import LinkProfile, load_profile
 from testbed.profiles.timeline import Timeline, timeline
-from testbed.replicas.fragments import SMALL
-from testbed.replicas.leader import Leader, ratio_of
+from testbed.runtime.frame import HEADER_BYTES
 from testbed.spec import DecoSpec
-from testbed.vm import find_clock_kernel
+from testbed.trace.format import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.trace.played import Played
 
 WORKERS = 2
 COMPUTE_NS = 400_000_000
@@ -226,7 +222,7 @@ _RECEIVED = 2
 
 
 class Choosing:
-    """What is chosen, and so how large messages are and how many are waited for: a `testbed.play.lanes.Director`."""
+    """What is chosen, and so how large messages are and how many are waited for: a `testbed.player.lanes.Director`."""
 
     def __init__(self, arm: Arm) -> None:
         self.arm, self.leader, self.decisions = arm, arm.leader(), Decisions(arm.decision)
@@ -304,52 +300,26 @@ def trace_of(frame_bytes: Sequence[Sequence[int]], awaited: Sequence[int], begin
     return Trace(tuple(f"worker {worker}" for worker in range(WORKERS)), LABELS, tuple(lanes), {"maker": HERE.name})
 
 
-class Job(NamedTuple):
-    """What is to be played."""
-
-    link: LinkProfile
-    trace: Trace
-    director: DirectorCall | None = None
+def over(link: LinkProfile, trace: Trace, director: DirectorCall | None = None) -> OverLinks:
+    """Return what is to be played of a trace over a link."""
+    return OverLinks(trace, guest_lab("line", [link], WORKERS), director)
 
 
-def job_of(arm: Arm) -> Job:
+def job_of(arm: Arm) -> OverLinks:
     """Return what is to be played of an arm: a trace that says what holds at first, and who chooses."""
     begin = Choosing(arm)
     frame_bytes, awaited = zip(*(begin.numbers(step) for step in range(arm.steps)), strict=True)
     trace = trace_of([frame_bytes] * WORKERS, awaited, arm.begins_ns)
     if arm.name not in KINDS:
-        return Job(arm.network.link, trace)
+        return over(arm.network.link, trace)
     arguments = json.loads(json.dumps(arm._asdict()))
-    return Job(
-        arm.network.link,
-        trace,
-        DirectorCall(made_by=f"experiments.{HERE.name}.timeline:choosing", arguments=arguments),
-    )
+    director = DirectorCall(made_by=f"experiments.{HERE.name}.timeline:choosing", arguments=arguments)
+    return over(arm.network.link, trace, director)
 
 
-def played(jobs: Sequence[Job]) -> list[Played]:
-    """Play traces in guests. UserError without a kernel, LabError where one cannot be played."""
-    if (kernel := find_clock_kernel()) is None:
-        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
-    with tempfile.TemporaryDirectory(prefix="testbed-deco-") as name:
-        folder, asked = Path(name), list[PlayJob]()
-        for number, job in enumerate(jobs):
-            job.trace.write(file := folder / f"{number}.trace")
-            lab = LabSpec(
-                topology="line",
-                profiles=(job.link,),
-                nodes=WORKERS,
-                engine="netem",
-                engine_reason="all that the guest has",
-            )
-            output = folder / f"{number}.played"
-            asked.append(PlayJob(trace=file, lab=lab, director=job.director, prove_steady=False, output=output))
-        outcomes, found = play_jobs(asked, clock="virtual", folder=folder / "work", kernel=kernel, guests=2), []
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if outcome.output is None:
-                raise LabError(f"two workers could not be played over {job.link.summary}: {outcome.error}")
-            found.append(read_played(outcome.output))
-        return found
+def played(jobs: Sequence[OverLinks]) -> list[Played]:
+    """Play traces in guests, whole; errors as from `play_virtual`."""
+    return play_virtual(jobs, guests=2, prove_steady=False)
 
 
 def timelines(arms: Sequence[Arm]) -> list[list[Step]]:

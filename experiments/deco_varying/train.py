@@ -6,22 +6,21 @@ steps to the target of every training: static pairs, which are the same over all
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from timeline import FIRST, KINDS, NETWORKS, PAIRS, WORKERS, Arm, Step, codec, timelines
 
 from testbed import csv_rows
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.policies.deco import DecoChoice
-from testbed.replicas.stacked import Trial
-from testbed.replicas.stacked_text import Choices, Chosen, TextMethod, train
+from testbed.studies.stacked import Trial
+from testbed.studies.stacked_text import Choices, Chosen, TextMethod, train
 
 HERE = Path(__file__).resolve().parent
 BATCHES, EVALUATE_EVERY, TARGET = 448, 8, 2.5
@@ -165,10 +164,8 @@ def most_steps(found: Mapping[Trial, float | None], rate: float, seeds: Iterable
     return min(batches, math.ceil(max(known)) + 1) if len(known) == len(steps) else batches
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write both CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     sizes, pairs, networks = Sizes(BATCHES, TARGET, RATES, SEEDS, TUNING_SEEDS, WIDEN), PAIRS, NETWORKS
     if asked.quick:
         sizes, pairs = Sizes(24, 3.7, RATES[:2], range(1), range(1), 0), PAIRS[:1]
@@ -207,11 +204,9 @@ def main(arguments: list[str]) -> int:
         _, needed = keep(arm.name, arm.network.profile, [following(steps) for steps in theirs])
         for seed, steps in zip(sizes.seeds, theirs, strict=True):
             when += lines(arm, seed, steps[: needed[seed]])
-    asked.output.mkdir(parents=True, exist_ok=True)
     csv_rows.write_rows(asked.output / "timeline.csv", Line._fields, when)
     csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, HERE)

@@ -1,42 +1,44 @@
-"""Make the figures, cells.csv, claims.csv and the README's blocks of decode from a sweep and setups.csv.
+"""Generates the figures, cells.csv, claims.csv and README blocks of decode from a sweep and setups.csv.
 
 python -m testbed sweep decode
 python experiments/decode/setups.py
 python experiments/decode/figures.py [--results results/decode] [--output experiments/decode]
 """
 
-from __future__ import annotations
-
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from testbed import results
 from testbed.jobs.decode import Decoding
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
+from testbed.report.canvas import name_rows, note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
-NAME = "decode"
 CODECS = ["fp32", "bf16", "int8", "int4"]
 
 
-def write_cells(runs: Path, output: Path) -> None:
+def timed(run: results.Run) -> tuple[Decoding, list[Any], list[Any], float]:
+    """Return a run's job, the steps after the warm-up of its first and its last stage, and its tokens per second."""
+    job = run.cell.job
+    assert isinstance(job, Decoding)
+    first, last = ([each for each in run.steps(place) if not each.warmup] for place in (0, job.stages - 1))
+    return job, first, last, last[0].tokens / fmean((step.end_ns - step.start_ns) / 1e9 for step in first)
+
+
+def write(runs: Path, output: Path) -> None:
     """Write cells.csv: a line for each cell, the means of its steps after the warm-up."""
     rows = []
     for run in results.runs(runs):
-        job, summary = run.cell.job, run.summary
-        assert isinstance(job, Decoding)
+        (job, first, last, tokens_per_s), summary = timed(run), run.summary
         assert summary is not None
-        first, last = ([each for each in run.steps(place) if not each.warmup] for place in (0, job.stages - 1))
-        seconds = fmean((step.end_ns - step.start_ns) / 1e9 for step in first)
-        # The answer to a request's prompt is taken up as its next turn.
+        # The reply to a request's prompt starts its next turn.
         waits = [
             (action.input_ns - step.start_ns) / 1e9
             for step in first
@@ -51,7 +53,7 @@ def write_cells(runs: Path, output: Path) -> None:
                 "codec": run.cell.codec,
                 "rate_mbps": int(rate) * {"k": 1e-3, "M": 1}[unit],
                 "delay_ms": int(delay),
-                "tokens_per_s": round(last[0].tokens / seconds, 4),
+                "tokens_per_s": round(tokens_per_s, 4),
                 "first_token_s": round(fmean(waits), 4),
                 "loss": round(last[0].loss or 0.0, 6),
                 "same_tokens": round(fmean(step.accuracy or 0.0 for step in last), 4),
@@ -65,25 +67,18 @@ def write_cells(runs: Path, output: Path) -> None:
 
 def cells(folder: Path, **where: object) -> Any:
     """Return the rows of cells.csv that have these values."""
-    return chosen(pd.read_csv(folder / "cells.csv"), where)
+    return experiments.matching(pd.read_csv(folder / "cells.csv"), where)
 
 
 def setups(folder: Path, **where: object) -> Any:
     """Return the rows of setups.csv that have these values, with the link's rate and the nodes' delay, ms."""
     frame = pd.read_csv(folder / "setups.csv")
     links = frame.link.str.extract(r"\((\w+), ([\d.]+)ms")
-    return chosen(frame.assign(rate=links[0], apart_ms=2 * links[1].astype(float)), where)
-
-
-def chosen(frame: Any, where: Mapping[str, object]) -> Any:
-    """Return the rows that have these values."""
-    for name, value in where.items():
-        frame = frame[frame[name] == value]
-    return frame
+    return experiments.matching(frame.assign(rate=links[0], apart_ms=2 * links[1].astype(float)), where)
 
 
 def saved(row: Any, plain: Any) -> tuple[float, float]:
-    """Return what guesses save of a token's communication: by DSD's formula, and played; seconds."""
+    """Return the communication time per token that guesses save: by DSD's formula, and played; seconds."""
     tokens, compute = 16, plain.forward_s
     turns = 1 + -(-(tokens - 1) // (1 + row.speculate))
     drafts = (tokens - 1) // (1 + row.speculate)
@@ -92,60 +87,47 @@ def saved(row: Any, plain: Any) -> tuple[float, float]:
     return (row.stages - 1) * row.apart_ms / 1e3 * (1 - turns / tokens), played
 
 
+@experiments.table
 def savings(folder: Path) -> Any:
-    """Return how many times the formula's saving is played, by number of stages, delay and number of guesses."""
-    rows = []
+    """Return the ratio of played and predicted savings, by number of stages, delay and number of guesses."""
     for (stages, _), part in setups(folder, group="speculating").groupby(["stages", "apart_ms"]):
         plain, *guessing = part.itertuples()
         for row in guessing:
             formula, played = saved(row, plain)
-            rows.append({"stages": stages, "ratio": played / formula, "faster": row.ours / plain.ours})
-    return pd.DataFrame(rows)
+            yield {"stages": stages, "ratio": played / formula, "faster": row.ours / plain.ours}
 
 
 def draw_map(folder: Path) -> Figure:
     """Draw tokens/s against the rate, a panel for each delay and number of requests."""
     frame = cells(folder)
     delays, counts = sorted(frame.delay_ms.unique()), sorted(frame.requests.unique())
-    figure, panels = plt.subplots(
-        len(counts), len(delays), figsize=(9.2, 5.2), layout="constrained", sharey=True, sharex=True, squeeze=False
-    )
+    figure, panels = plots.panels(len(counts), len(delays), (9.2, 5.2), sharey=True, sharex=True)
     looks = style.looks(CODECS)
-    for (down, count), (across, delay) in [(a, b) for a in enumerate(counts) for b in enumerate(delays)]:
-        axes, part = panels[down][across], frame[(frame.requests == count) & (frame.delay_ms == delay)]
+    for axes, (count, delay) in zip(panels.flat, itertools.product(counts, delays), strict=True):
+        part = frame[(frame.requests == count) & (frame.delay_ms == delay)]
         for codec in CODECS:
-            line, look = part[part.codec == codec], looks[codec]
-            axes.plot(
-                line.rate_mbps, line.tokens_per_s, color=look.colour, marker=look.marker, ls=look.dash, label=codec
-            )
+            line, (colour, marker, dash) = part[part.codec == codec], looks[codec]
+            axes.plot(line.rate_mbps, line.tokens_per_s, color=colour, marker=marker, ls=dash, label=codec)
         axes.set(xscale="log", yscale="log", title=f"{count} in flight, {2 * delay} ms apart")
     figure.supxlabel("rate, Mbit/s")
     figure.supylabel("tokens per second")
     panels[0][0].legend()
-    style.state(figure, "At 0.3 Mbit/s bytes decide, at 100 Mbit/s the delay, which only more requests hide")
+    style.state(figure, "Bytes dominate at 0.3 Mbit/s, the delay at 100 Mbit/s, which only more requests hide")
     return figure
 
 
 def draw_published(folder: Path) -> Figure:
-    """Draw what was published beside what is played."""
+    """Draw published and played speeds."""
     frame = setups(folder)
     frame = frame[frame.published.notna() & (frame.name != "tokens come back")].reset_index(drop=True)
-    figure, axes = plt.subplots(figsize=(9.2, 4.2), layout="constrained")
+    figure, ((axes,),) = plots.panels(1, 1, (9.2, 4.2))
     axes.axvline(1, color="0.6", lw=1)
     for place, row in enumerate(frame.itertuples()):
-        axes.plot(row.published / row.ours, place, "o", color="#0072b2")
-        axes.annotate(
-            f"{row.published:g} of {row.ours:.3g} tokens/s",
-            (row.published / row.ours, place),
-            (6, -3),
-            textcoords="offset points",
-            fontsize=8,
-        )
-    axes.set_yticks(
-        range(len(frame)), [f"{row.group}, {row.name}, {row.rate}/s, {row.apart_ms:g} ms" for row in frame.itertuples()]
-    )
-    axes.invert_yaxis()
-    axes.set(xlabel="published tokens/s as a share of what computing and the link allow", xlim=(0.5, 1.2))
+        share = row.published / row.ours
+        axes.plot(share, place, "o", color="#0072b2")
+        note(axes, f"{row.published:g} of {row.ours:.3g} tokens/s", (share, place), (6, -3), size=8)
+    name_rows(axes, [f"{row.group}, {row.name}, {row.rate}/s, {row.apart_ms:g} ms" for row in frame.itertuples()])
+    axes.set(xlabel="published tokens/s as a share of the limit by compute and link", xlim=(0.5, 1.2))
     style.state(figure, "Links explain Petals on 3 servers; llama.cpp and exo's four Macs lose 14 to 38 % elsewhere")
     return figure
 
@@ -155,21 +137,21 @@ def played(folder: Path, alone: float = float("nan"), **where: object) -> Iterat
     for row in setups(folder, **where).to_dict("records"):
         off, wire, longer = row["ours"] / row["published"] - 1, 1 / row["ours"], 1 / row["published"]
         times = {"wire_ms": 1e3 * (wire - 1 / alone), "longer_ms": 1e3 * (longer - 1 / alone)}
-        yield {**row, **times, "round_trip_ms": 2 * row["apart_ms"], "off": off, "value": abs(off)}
+        yield {**row, **times, "round_trip_ms": 2 * row["apart_ms"], "off": off, "value": row["ours"]}
 
 
 def crossings(folder: Path, group: str, crossings: int) -> Facts:
-    """Return what each crossing takes longer as published than as played, over the setups of a group."""
+    """Return the excess of published over played time per crossing, over the setups of a group."""
     frame = setups(folder, group=group)
     lost = 1e3 * (1 / frame.published - 1 / frame.ours) / crossings
     numbers = {"published": ", ".join(map("{:g}".format, frame.published)), "least_ms": lost.min()}
-    off = (frame.ours / frame.published - 1).abs()
+    off = frame.ours / frame.published
     ends = {"low": off.min(), "high": off.max(), "most_ms": lost.max()}
     return {"ours": ", ".join(map("{:.1f}".format, frame.ours)), **numbers, **ends}
 
 
 def guesses(folder: Path) -> Facts:
-    """Return how many times DSD's saving is played, by number of stages, and how many times as fast it decodes."""
+    """Return the ratio of played to DSD's predicted saving, by number of stages, and the speed-up of decoding."""
     frame = savings(folder)
     ratios = frame.groupby("stages").ratio.mean()
     said = ", ".join(f"{ratio:.2f} times that with N = {stages}" for stages, ratio in ratios.items())
@@ -178,15 +160,15 @@ def guesses(folder: Path) -> Facts:
 
 
 def efficiency(folder: Path) -> Facts:
-    """Return the least and the most of the ideal's speed that a cell reaches."""
+    """Return the lowest and highest share of the ideal speed that cells reach."""
     found = cells(folder).efficiency
     low, high = found.min(), found.max()
     return {"low": low, "high": high, "cells": len(found), "near_and_never_more": low > 0.95 and high <= 1}
 
 
 def gains(folder: Path, of: str = "requests") -> dict[str, float]:
-    """Return how many times as many tokens a second: by four requests in flight instead of one where the delay
-    decides, in fp32; and by int4 instead of fp32, of one request, there (far) and where the rate decides (near).
+    """Return speed-ups in tokens per second: of four requests in flight over one if the delay dominates, in fp32; and
+    of int4 over fp32, for one request, in that case (far) and if the rate dominates (near).
     """
 
     def times(rate: float, delay: int, codec: str, requests: int) -> float:
@@ -203,19 +185,14 @@ def gains(folder: Path, of: str = "requests") -> dict[str, float]:
     return {**found, "value": found[of]}
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what was claimed and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def quality(folder: Path) -> Any:
-    """Return what each codec costs on held-out text."""
+    """Return each codec's cost on held-out text."""
     codecs = cells(folder).sort_values("requests").groupby("codec")
     frame = codecs.agg({"payload_bytes": "min", "loss": "first", "same_tokens": "last"}).loc[CODECS]
     return pd.DataFrame(
         {
             "codec": CODECS,
-            "bytes a token": frame.payload_bytes.map("{:,}".format),
+            "bytes per token": frame.payload_bytes.map("{:,}".format),
             "loss above fp32, nats": (frame.loss - frame.loss["fp32"]).map("{:+.4f}".format),
             "same greedy tokens": frame.same_tokens.map("{:.0%}".format).str.replace("%", " %"),
         }
@@ -243,7 +220,7 @@ def setups_table(folder: Path) -> Any:
             "setup": frame.group + ", " + frame.name,
             "link": frame.rate + "/s",
             "ms apart": frame.apart_ms.map("{:g}".format),
-            "bytes a token": frame.token_bytes.map("{:,}".format),
+            "bytes per token": frame.token_bytes.map("{:,}".format),
             "published tokens/s": frame.published.map("{:g}".format),
             "played": frame.ours.map("{:.2f}".format),
             "off": (frame.ours / frame.published - 1).map("{:+.0%}".format).str.replace("%", " %"),
@@ -251,28 +228,21 @@ def setups_table(folder: Path) -> Any:
     )
 
 
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
+def answer(folder: Path) -> str:
+    """Return the answer in a few sentences."""
     gain = gains(folder)
-    answer = (
-        "A token of SmolLM2-135M is 2,304 bytes in fp32, so that the rate matters only where it is very low: int4 "
+    return (
+        "A token of SmolLM2-135M is 2,304 bytes in fp32, so the rate matters only if it is very low: int4 "
         f"decodes one request {gain['near']:.2f} times as fast as fp32 at 300 kbit/s and 10 ms between nodes, and "
         f"{gain['far']:.2f} times at 100 Mbit/s and 200 ms. There, four requests in flight decode "
         f"{gain['requests']:.2f} times as many tokens. Petals' published speeds on 3 servers follow from its links to "
-        "within 4 %; what llama.cpp's RPC and exo's four Macs lose is for the most part not the wire's."
+        "within 4 %; the wire does not explain most of the loss of llama.cpp's RPC and exo's four Macs."
     )
-    return {
-        "answer": experiments.prose(answer),
-        "map": experiments.markdown_of(map_table(folder)),
-        "quality": experiments.markdown_of(quality(folder)),
-        "setups": experiments.markdown_of(setups_table(folder)),
-        "claims": claims_table(claims(folder)),
-    }
+
+
+BLOCKS = {"answer": answer, "map": map_table, "quality": quality, "setups": setups_table}
+FIGURES = {"map": draw_map, "published": draw_published}
 
 
 if __name__ == "__main__":
-    found, made = experiments.folders(NAME, __doc__)
-    write_cells(found, made)
-    experiments.draw_and_publish(
-        Path(__file__).parent, made, {"map": draw_map, "published": draw_published}, blocks, claims
-    )
+    publishing.run(globals())

@@ -5,28 +5,19 @@ source's own run without a network implies, and links are what it states. This w
 with the published tokens/s, and those of ours, played in the guest. Where guesses are accepted is stated, too.
 """
 
-from __future__ import annotations
-
+import argparse
 import itertools
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed import csv_rows, profiles, vm
-from testbed.errors import CapabilityError
+from testbed import csv_rows, profiles
 from testbed.jobs.actions import Action, Encoded, Key, Message, Work
 from testbed.jobs.decode import Decoding
-from testbed.net.lab import LabSpec
-from testbed.pipeline.frame import HEADER_BYTES
-from testbed.play.guests import play_jobs
-from testbed.play.job import PlayJob
-from testbed.play.played import read_played
-from testbed.play.split import step_split
-from testbed.play.tracing import TracedJob
+from testbed.player.split import step_split
+from testbed.player.virtual import OverLinks, guest_lab, play_virtual
+from testbed.runtime.frame import HEADER_BYTES
+from testbed.trace.tracing import TracedJob
 
-HERE = Path(__file__).resolve().parent
 STEPS, TOKENS = 6, 16
 """Steps that are played, of which the last ones count, and tokens that each decodes of a request."""
 
@@ -142,47 +133,26 @@ def job_of(setup: Setup) -> TracedJob:
     return TracedJob(job, nodes, cost, goes_on=lambda place, step: step + 1 < STEPS)
 
 
-def play(setups: Sequence[Setup], folder: Path) -> list[float]:
+def play(setups: Sequence[Setup]) -> list[float]:
     """Return the tokens per second of each setup, played on the virtual clock."""
-    if (kernel := vm.find_clock_kernel()) is None:
-        raise CapabilityError("there is no kernel with a virtual clock here: python -m testbed vm --build")
-    traces, jobs = [], []
-    for number, setup in enumerate(setups):
-        trace, path = job_of(setup).trace(), folder / f"{number}.trace"
-        trace.write(path)
-        traces.append(trace)
-        lab = LabSpec(
-            topology="star",
-            profiles=(profiles.load_profile(setup.link),),
-            nodes=setup.stages,
-            engine="netem",
-            engine_reason="the virtual clock",
-        )
-        jobs.append(PlayJob(trace=path, lab=lab, output=folder / f"{number}.played"))
-    outcomes = play_jobs(jobs, clock="virtual", folder=folder / "work", kernel=kernel, guests=2)
-    for setup, outcome in zip(setups, outcomes, strict=True):
-        if outcome.error is not None:
-            raise CapabilityError(f"{setup.group}, {setup.name}: {outcome.error}")
-    steps = [step_split(trace, read_played(job.output)).step_ns for trace, job in zip(traces, jobs, strict=True)]
+    traces = [job_of(setup).trace() for setup in setups]
+    labs = [guest_lab("star", [profiles.load_profile(setup.link)], setup.stages) for setup in setups]
+    found = play_virtual(list(map(OverLinks, traces, labs)), guests=2)
+    steps = [step_split(trace, played).step_ns for trace, played in zip(traces, found, strict=True)]
     return [1e9 * setup.requests * TOKENS / ns for setup, ns in zip(setups, steps, strict=True)]
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write setups.csv."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     setups = [*petals(), *llama_cpp(), *exo(), *speculating()]
     if asked.quick:
         setups = [*llama_cpp(), *itertools.islice(speculating(), 4)]
-    with tempfile.TemporaryDirectory(prefix="testbed-decode-") as name:
-        ours = play(setups, Path(name))
-    asked.output.mkdir(parents=True, exist_ok=True)
     rows = [
         {**each._asdict(), "forward_s": round(sum(each.forward_s), 6), "ours": round(speed, 4)}
-        for each, speed in zip(setups, ours, strict=True)
+        for each, speed in zip(setups, play(setups), strict=True)
     ]
     csv_rows.write_rows(asked.output / "setups.csv", tuple(rows[0]), [tuple(row.values()) for row in rows])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

@@ -1,11 +1,9 @@
-"""Make summary.csv, the claims and the README's generated blocks of the default experiment from its sweep's results.
+"""Generates summary.csv, the claims and README blocks of the default experiment from its sweep's results.
 
 python experiments/default/figures.py [--results results/default] [--output experiments/default]
 
 The figures are those of the sweep's own report.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +11,10 @@ from typing import Any
 
 import pandas
 
-from testbed.report import claim_rows, experiments
+from testbed.report import claim_rows, experiments, publishing
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import EXACT, Claim, claims_table
+from testbed.report.claims import EXACT
 
-NAME = "default"
 BASELINE = "fp32"
 _MB = 1e6
 
@@ -36,14 +33,14 @@ def summary(results: Path) -> Any:
 
 
 def of_cells(folder: Path, column: str, cells: Sequence[tuple[str, str]]) -> list[float] | None:
-    """Return a column of summary.csv for some networks and codecs; None where it lacks one of these cells."""
+    """Return a column of summary.csv for some networks and codecs; None if it lacks one of these cells."""
     table = pandas.read_csv(folder / "summary.csv").set_index(["profile", "codec"])[column]
     return [float(table[cell]) for cell in cells] if {*cells} <= {*table.index} else None
 
 
 def speed_ups(folder: Path, nothing: float) -> Facts | None:
-    """Return how many times as fast int8 makes a step in a datacenter and behind a cable modem; a speed-up within
-    `nothing` is none.
+    """Return the speed-up of a step by int8 in a datacenter and behind a cable modem; a speed-up within `nothing`
+    counts as none.
     """
     found = of_cells(folder, "speed_up", [("datacenter", "int8"), ("cable", "int8")])
     if found is None:
@@ -55,19 +52,14 @@ def speed_ups(folder: Path, nothing: float) -> Facts | None:
 
 
 def payload(folder: Path) -> Facts | None:
-    """Return the MB per step behind a cable modem of the difference as int8, and of the tensor."""
+    """Return the MB per step behind a cable modem, of the difference as int8 and of the tensor."""
     found = of_cells(folder, "payload_bytes_per_step", [("cable", "delta-int8"), ("cable", "int8")])
     return {"value": found[0] / _MB, "plain": found[1] / _MB} if found else None
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what summary.csv says of the claims; those whose cells it lacks are left out."""
-    return claim_rows.claims(globals(), folder)
-
-
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README, from the CSVs of a folder."""
-    table, made = pandas.read_csv(folder / "summary.csv"), claims(folder)
+    table, made = pandas.read_csv(folder / "summary.csv"), claim_rows.claims(globals(), folder)
     shown = pandas.DataFrame(
         {
             "network": table.profile,
@@ -81,14 +73,13 @@ def blocks(folder: Path) -> dict[str, str]:
         }
     )
     words = " ".join(f"{claim.claim[0].upper()}{claim.claim[1:]}: {claim.verdict} ({claim.ours})." for claim in made)
-    return {
-        "answer": experiments.prose(f"**Answer.** {words}"),
-        "claims": claims_table(made),
-        "cells": experiments.markdown_of(shown),
-    }
+    return {"answer": experiments.prose(f"**Answer.** {words}"), "cells": shown}
+
+
+def write(results: Path, output: Path) -> None:
+    """Write the CSV of a sweep's results."""
+    summary(results).to_csv(output / "summary.csv", index=False, float_format="%.9g", lineterminator="\n")
 
 
 if __name__ == "__main__":
-    results, output = experiments.folders(NAME, "summary.csv, claims and the generated blocks of the README.")
-    summary(results).to_csv(output / "summary.csv", index=False, float_format="%.9g", lineterminator="\n")
-    experiments.publish(output, blocks(output), claims(output))
+    publishing.run(globals())

@@ -1,9 +1,7 @@
-"""Draw the figures of dice and make its tables: `python experiments/dice/figures.py`.
+"""Draws the figures and generates the tables of dice: `python experiments/dice/figures.py`.
 
 This reads runs.csv and latency.csv from the output folder, which measure.py writes, and published.csv.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,67 +12,62 @@ import pandas
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import judge
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing
+from testbed.report.canvas import name_rows
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
+METRICS = ("frechet_unsplit", "relative_l2")
+"""The paper's own measure, a Frechet distance, and the one with less noise."""
 COLOURS = ("#0072b2", "#d55e00")
-
-
-def runs(folder: Path) -> Any:
-    """Return the rows of runs.csv."""
-    return pandas.read_csv(folder / "runs.csv")
 
 
 def by_seed(frame: Any, schedule: str, steps: int, column: str = "relative_l2") -> dict[int, float]:
     """Return the error of a schedule by seed."""
-    rows = frame[(frame.schedule == schedule) & (frame.steps == steps)]
-    return dict(rows.set_index("seed")[column].astype(float))
+    return experiments.by_seed(frame, column, schedule=schedule, steps=steps)
 
 
 def published() -> Any:
-    """Return the published numbers by what they are of."""
+    """Return the published numbers by quantity."""
     return pandas.read_csv(HERE / "published.csv").set_index("what").value.str.rstrip("x %").astype(float)
 
 
-def errors(folder: Path, pairs: Sequence[Sequence[str]], *, fewer_steps: bool = False) -> Iterator[Facts]:
-    """Yield how many times smaller the error of the first schedule of each pair is than that of the second, with each
-    number of steps; or, where the second takes `fewer_steps`, with most against fewest.
+def errors(
+    folder: Path, pairs: Sequence[Sequence[str]], column: str | None = None, *, fewer_steps: bool = False
+) -> Iterator[Facts]:
+    """Yield by what factor the error of the first schedule of each pair is smaller than that of the second, for each
+    number of steps; or, if the second takes `fewer_steps`, for the most against the fewest. The error is the first of
+    `METRICS`, or a column of runs.csv.
     """
-    frame, fid = runs(folder), published()
+    frame, fid = pandas.read_csv(folder / "runs.csv"), published()
     seed_s = experiments.training_s(HERE, "runs.csv", "seed", program="measure.py")
     every = sorted(set(frame.steps), reverse=True)
     for steps, fewest in (
         zip(every[:1], every[1:][-1:], strict=False) if fewer_steps else zip(every, every, strict=True)
     ):
         for better, worse in pairs:
-            found, distances = (
-                judge("speed_up", by_seed(frame, better, steps, of), by_seed(frame, worse, fewest, of), 1.0)
-                for of in ("relative_l2", "frechet_unsplit")
+            of, other = METRICS if column is None else (column, METRICS[0])
+            found, also = (
+                judge("speed_up", by_seed(frame, better, steps, each), by_seed(frame, worse, fewest, each), 1.0)
+                for each in (of, other)
             )
-            (times, ends), (frechet, frechet_ends) = map(experiments.times_smaller, (found, distances))
+            (times, ends), (l2, l2_ends) = map(experiments.times_smaller, (found, also))
             fids = {"fid_better": fid.get(f"FID of {better}"), "fid_worse": fid.get(f"FID of {worse}")}
             size = fids["fid_worse"] / fids["fid_better"] if all(fids.values()) else None
             yield {
                 **fids,
                 "better": better, "worse": worse, "steps": steps, "fewest": fewest,
                 "judgement": found, "times": times, "interval": f"{ends}, 95 %, {found.n} seeds",
-                "error_better": experiments.mean_of(by_seed(frame, better, steps)),
-                "error_worse": experiments.mean_of(by_seed(frame, worse, fewest)),
-                "frechet": frechet, "frechet_interval": frechet_ends,
+                "error_better": experiments.mean_of(by_seed(frame, better, steps, of)),
+                "error_worse": experiments.mean_of(by_seed(frame, worse, fewest, of)),
+                "l2": l2, "l2_interval": l2_ends,
                 "unresolved": experiments.open_words("", found, seed_s, size),
             }  # fmt: skip
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def speeds(folder: Path) -> Any:
-    """Return, at most steps and the least delay, each rate's share of communication in the synchronous schedule and
-    every schedule's speed-up over it.
+    """Return, for the most steps and the shortest delay, each rate's share of communication in the synchronous schedule
+    and every schedule's speed-up over it.
     """
     frame = pandas.read_csv(folder / "latency.csv")
     frame = frame[frame.steps == frame.steps.max()]
@@ -87,13 +80,13 @@ def speeds(folder: Path) -> Any:
 
 
 def at_share(found: Any, schedule: str, share: float) -> float:
-    """Return a schedule's speed-up where communication is a share of the synchronous schedule, between rates."""
+    """Return a schedule's speed-up at a share of communication in the synchronous schedule, interpolated over rates."""
     ordered = found.sort_values("share")
     return float(np.interp(share, ordered.share, ordered[schedule]))
 
 
 def speed(folder: Path) -> Facts:
-    """Return DICE's speed-up over the synchronous schedule where messages are as large a share as published."""
+    """Return DICE's speed-up over the synchronous schedule at the published share of messages."""
     found, said = speeds(folder), published()
     shares = [said[f"{which} share of all-to-all"] / 100 for which in ("least", "most")]
     least, most = sorted(at_share(found, "DICE", share) for share in shares)
@@ -104,7 +97,7 @@ def speed(folder: Path) -> Facts:
 
 def table(folder: Path) -> Any:
     """Return every schedule: means over seeds."""
-    runs_of = runs(folder).groupby(["steps", "schedule"], sort=False)
+    runs_of = pandas.read_csv(folder / "runs.csv").groupby(["steps", "schedule"], sort=False)
     mean, low, high = runs_of.mean(), runs_of.relative_l2.min(), runs_of.relative_l2.max()
     return pandas.DataFrame(
         {
@@ -130,7 +123,7 @@ def speed_table(folder: Path) -> Any:
 
 def answer(folder: Path) -> str:
     """Return the answer in a few sentences."""
-    frame, found = runs(folder), speeds(folder)
+    frame, found = pandas.read_csv(folder / "runs.csv"), speeds(folder)
     mb = frame.groupby("schedule").sent_mb.mean()
     error = frame.groupby(["steps", "schedule"]).relative_l2.mean()
     said = "; ".join(
@@ -145,41 +138,28 @@ def answer(folder: Path) -> str:
     ).replace("%", " %")
 
 
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "schedules": experiments.markdown_of(table(folder)),
-        "speeds": experiments.markdown_of(speed_table(folder)),
-        "claims": claims_table(claims(folder)),
-    }
-
-
 def draw(folder: Path) -> Figure:
     """Draw each schedule's error, a bar for each number of steps."""
-    frame = runs(folder)
+    frame = pandas.read_csv(folder / "runs.csv")
     names = [name for name in dict.fromkeys(frame.schedule) if name != "synchronous"]
     every = sorted(set(frame.steps))
-    figure = Figure(figsize=(8.6, 3.9), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = plots.panels(1, 1, (8.6, 3.9))
     for number, steps in enumerate(every):
         seen = [list(by_seed(frame, name, steps).values()) for name in names]
         places = np.arange(len(names)) + (number - (len(every) - 1) / 2) * 0.38
         means = np.array([np.mean(values) for values in seen])
         low, high = (np.array([end(values) for values in seen]) for end in (min, max))
-        axes.barh(
-            places, means, height=0.36, color=COLOURS[number], xerr=[means - low, high - means], label=f"{steps} steps"
-        )
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+        spread = [means - low, high - means]
+        axes.barh(places, means, height=0.36, color=COLOURS[number], xerr=spread, label=f"{steps} steps")
+    name_rows(axes, names)
     axes.set(xlabel="relative L2 error to the synchronous sampler's images (bars: lowest to highest seed)")
-    axes.grid(axis="y", visible=False)
     axes.legend(loc="lower right")
-    title = "One step of staleness costs less than two, and half of the layers less again"
-    style.state(figure, title)
+    plots.finish(figure, "One step of staleness costs less than two, and half of the layers less again")
     return figure
 
 
+BLOCKS = {"answer": answer, "schedules": table, "speeds": speed_table}
+FIGURES = {"staleness": draw}
+
 if __name__ == "__main__":
-    _, made = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, made, {"staleness": draw}, blocks, claims)
+    publishing.run(globals())

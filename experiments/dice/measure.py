@@ -5,27 +5,20 @@ links as formulas, with these messages. The model is trained once a machine, in 
 testbed.diffusion.pretrain dit-digits-moe`. What is in the output folder already is kept: remove the CSVs to begin anew.
 """
 
-from __future__ import annotations
-
-import sys
+import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from testbed import csv_rows
 from testbed.devices.device import load_device
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
 from testbed.diffusion.experts import ExpertProgram, ExpertSchedule, expert_trace, sample_experts
-from testbed.diffusion.pretrain import classifier, load_dit
+from testbed.diffusion.pretrain import load_dit
 from testbed.metrics.links import Pipes
-from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
-from testbed.workloads import images as image_sets
+from testbed.trace.simulate import ideal_step_ns
 
-HERE = Path(__file__).resolve().parent
 _DIGITS = 6
 """Of numbers in the tables."""
 MODEL, DEVICE, WORKERS, IMAGES = "dit-digits-moe", "laptop-cpu", 2, 128
@@ -93,49 +86,31 @@ def latencies(
             yield Latency(name, steps, mbit, delay_us, ideal_step_ns(trace, Pipes("star", [link], WORKERS), 1) / 1e9)
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write the CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     name, seeds, every, images, mbits = MODEL, SEEDS, STEPS, IMAGES, MBIT
     if asked.quick:
         name, seeds, every, images, mbits = "dit-digits-moe-nano", (0, 1), (4,), 32, MBIT[2:4]
     model = load_dit(name)
-    real = quality.features(classifier(), image_sets.images("digits").train.images * 2 - 1)
-    rows: list[Any] = csv_rows.read_rows(asked.output / "runs.csv")
-    times: list[Any] = csv_rows.read_rows(asked.output / "latency.csv")
-    made = {(row[0], int(row[1])) for row in times}
-    asked.output.mkdir(parents=True, exist_ok=True)
+    judge = quality.Judge()
+    rows = csv_rows.Table(asked.output / "runs.csv", Row, digits=_DIGITS)
+    times = csv_rows.Table(asked.output / "latency.csv", Latency, "schedule", "steps", digits=_DIGITS, say=False)
     for steps in every:
-        if all((schedule, steps) in made for schedule in SCHEDULES):
+        todo = {each: of for each, of in SCHEDULES.items() if (each, steps) not in times}
+        if not todo:
             continue
         references = {
             seed: sample_experts(model, *start(images, seed), steps, SCHEDULES["synchronous"]).images for seed in seeds
         }
-        for schedule, of in SCHEDULES.items():
-            if (schedule, steps) in made:
-                continue
+        for schedule, of in todo.items():
+            made = []
             for seed in seeds:
                 found = sample_experts(model, *start(images, seed), steps, of, workers=WORKERS, codec="fp16")
-                ours, theirs = (quality.features(classifier(), x) for x in (found.images, references[seed]))
-                row = Row(
-                    schedule,
-                    steps,
-                    seed,
-                    images,
-                    quality.relative_l2(found.images, references[seed]),
-                    quality.psnr_db(found.images, references[seed]),
-                    quality.frechet_distance(ours, theirs),
-                    quality.frechet_distance(ours, real),
-                    sum(found.frame_bytes.values()) / WORKERS / 1e6,
-                )
-                print(*csv_rows.shortened(row, _DIGITS), flush=True)  # noqa: T201
-                rows.append(row)
-            times += latencies(schedule, steps, found.frame_bytes, SIZES[name], images, mbits)
-            csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows, digits=_DIGITS)
-            csv_rows.write_rows(asked.output / "latency.csv", Latency._fields, times, digits=_DIGITS)
-    return 0
+                sent_mb = sum(found.frame_bytes.values()) / WORKERS / 1e6
+                made.append(Row(schedule, steps, seed, images, *judge(found.images, references[seed]), sent_mb))
+            rows.add(made)
+            times.add(latencies(schedule, steps, found.frame_bytes, SIZES[name], images, mbits))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

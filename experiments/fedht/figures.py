@@ -1,9 +1,7 @@
-"""Draw the figure of fedht and make its tables: `python experiments/fedht/figures.py`.
+"""Draws the figure and generates the tables of fedht: `python experiments/fedht/figures.py`.
 
 This reads runs.csv and rounds.csv from the output folder, which train.py writes, and published.csv.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +14,13 @@ from matplotlib.figure import Figure
 from testbed.metrics import statistics
 from testbed.metrics.statistics import IntervalEstimate
 from testbed.metrics.verdicts import Judgement, judge, judge_ratio
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import span
 
 HERE = Path(__file__).resolve().parent
 TOP_K, FIXED, FOLLOWING = "top-k", "fixed threshold", "gamma-FedHT"
 COLOURS = {TOP_K: "#767d86", FIXED: "#d55e00", FOLLOWING: "#0072b2"}
-_TICKS_MB = (0.2, 0.5, 1, 2, 5, 10)
-_TICKS_PERCENT = (0.3, 1, 3, 10)
 
 
 def results(folder: Path) -> Any:
@@ -34,7 +30,7 @@ def results(folder: Path) -> Any:
 
 
 def change(runs: Any, method: str, alpha: float) -> IntervalEstimate:
-    """Return how many times as many values are kept late as early, of the middle ratio, over seeds."""
+    """Return the ratio of values kept late and early, at the middle ratio, over seeds."""
     part = runs[(runs.method == method) & (runs.alpha == alpha)]
     ratios = sorted(set(part.first_ratio))
     part = part[part.first_ratio == ratios[len(ratios) // 2]]
@@ -42,9 +38,9 @@ def change(runs: Any, method: str, alpha: float) -> IntervalEstimate:
 
 
 def at_equal_traffic(runs: Any, method: str, alpha: float) -> Judgement | None:
-    """Judge, in percentage points, that a method loses no accuracy to top-k at equal traffic: top-k's accuracy is
-    taken between its ratios, linear in the logarithm of the bytes, at each of the method's runs that lies between them;
-    a seed's number is the mean over these. None where no seed has one.
+    """Judge, in percentage points, whether a method loses no accuracy to top-k at equal traffic: top-k's accuracy is
+    interpolated between its ratios, linearly in the logarithm of the bytes, at each of the method's runs in between; a
+    seed's number is the mean over these. None if no seed has one.
     """
     ours, base = dict[str, float](), dict[str, float]()
     for seed, part in runs[runs.alpha == alpha].groupby("seed"):
@@ -62,12 +58,12 @@ def gain_words(found: Judgement) -> tuple[str, str]:
     gain = f"{-found.value:+.2f} points"
     if found.interval is None:
         return gain, found.interval_words
-    low, high = sorted(-end for end in found.interval)
-    return gain, f"{low:+.2f} to {high:+.2f}, 95 %, {found.n} seeds"
+    ends = span((-end for end in found.interval), "{:+.2f}".format)
+    return gain, f"{ends}, 95 %, {found.n} seeds"
 
 
 def seed_s(methods: int) -> float:
-    """Return how long one more seed of all ratios of some methods takes, at one Dirichlet concentration."""
+    """Return the time of one more seed of all ratios of some methods, at one Dirichlet concentration."""
     ratios = results(HERE).groupby("method").first_ratio.nunique().max()
     return float(methods * ratios * experiments.training_s(HERE, "runs.csv"))
 
@@ -94,38 +90,34 @@ def table(folder: Path) -> Any:
 
 
 def kept(folder: Path, method: str, flat: float = 1.0) -> Iterator[Facts]:
-    """Yield, for each skew of the labels, how many times as many values are kept late as early, and whether they stay
-    within `flat` times.
+    """Yield, for each skew of the labels, the ratio of values kept late and early, and whether it stays within `flat`
+    times.
     """
     runs = results(folder)
     for alpha in sorted(set(runs.alpha)):
         found = change(runs, method, alpha)
         low, high = found.interval or (None, None)
-        interval, stays = "one seed", None
+        stays = None
         if low is not None and high is not None:
-            interval = f"{low:.2f} to {high:.2f}, 95 %, {found.n} seeds"
             inside, outside = low >= 1 / flat and high <= flat, high < 1 / flat or low > flat
             stays = inside if inside or outside else None
         more = f"; {experiments.more_seeds(judge_ratio(found, flat), seed_s(1))}" if stays is None else ""
-        ends = {"low": low, "high": high, "interval": interval}
+        ends = {"low": low, "high": high, "interval": experiments.sure_words(found)}
         yield {"alpha": alpha, "value": found.value, **ends, "stays": stays, "unresolved": more}
 
 
 def lost(folder: Path, method: str, size: float | None = None) -> Iterator[Facts]:
     """Yield, for each skew of the labels, the points of accuracy that a method loses to top-k at equal traffic; `size`:
-    the gain that was published.
+    the published gain.
     """
     runs = results(folder)
+    top_k = 100 * runs[runs.method == TOP_K].groupby(["alpha", "first_ratio"]).accuracy.mean()
     for alpha in sorted(set(runs.alpha)):
         if (found := at_equal_traffic(runs, method, alpha)) is not None:
             gain, interval = gain_words(found)
             more = experiments.open_words("", found, seed_s(2), size, "points")
-            yield {"alpha": alpha, "judgement": found, "gain": gain, "interval": interval, "unresolved": more}
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of thresholds that follow the stepsize, and what became of it."""
-    return claim_rows.claims(globals(), folder)
+            facts = {"alpha": alpha, "gain": gain, "interval": interval, "span": float(np.ptp(top_k[alpha]))}
+            yield {"judgement": found, "unresolved": more, **facts}
 
 
 def answer(folder: Path) -> str:
@@ -138,26 +130,16 @@ def answer(folder: Path) -> str:
     gains = [f"{each['gain']} ({each['interval']}) at Dirichlet {each['alpha']:g}" for each in lost(folder, FOLLOWING)]
     return (
         f"While the stepsize falls to a {fall:.3g}th, a fixed threshold keeps {fixed.value:.2f} times as many values "
-        f"late as early, one that follows the stepsize {following.value:.2f} times. Against top-k at equal traffic "
-        f"gamma-FedHT's accuracy differs by {' and '.join(gains) if gains else 'nothing that was measured'}."
+        f"late as early, a threshold that follows the stepsize {following.value:.2f} times. Against top-k at equal "
+        f"traffic, gamma-FedHT's accuracy differs by {' and '.join(gains) if gains else 'nothing that was measured'}."
     )
-
-
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "arms": experiments.markdown_of(table(folder)),
-        "claims": claims_table(claims(folder)),
-    }
 
 
 def draw(folder: Path) -> Figure:
     """Draw the share of kept values by round, and accuracy against traffic for each skew of the labels."""
     runs, seen = results(folder), pandas.read_csv(folder / "rounds.csv")
     alphas = sorted(set(runs.alpha))
-    figure = Figure(figsize=(10.5, 3.7), layout="constrained")
-    row = figure.subplots(1, 1 + len(alphas), squeeze=False)[0]
+    figure, (row,) = plots.panels(1, 1 + len(alphas), (10.5, 3.7))
     skewed = seen[seen.alpha == min(alphas)]
     for method, part in skewed.groupby("method", sort=False):
         mean = part.groupby("round").kept.mean()
@@ -165,36 +147,32 @@ def draw(folder: Path) -> Figure:
     row[0].set(
         title=f"kept values by round, Dirichlet {min(alphas):g}", xlabel="round", ylabel="kept values, %", yscale="log"
     )
-    row[0].set_yticks(_TICKS_PERCENT, [f"{tick:g}" for tick in _TICKS_PERCENT])
-    row[0].minorticks_off()
+    plots.ticks(row[0].yaxis, (0.3, 1, 3, 10))
     for axes, alpha in zip(row[1:], alphas, strict=True):
         for method, part in runs[runs.alpha == alpha].groupby("method", sort=False):
             arms = part.groupby("first_ratio")[["payload_mb", "accuracy"]]
             mean, low, high = arms.mean(), arms.min(), arms.max()
             axes.plot(mean.payload_mb, 100 * mean.accuracy, "o-", color=COLOURS[str(method)])
-            axes.vlines(
-                mean.payload_mb, 100 * low.accuracy, 100 * high.accuracy, color=COLOURS[str(method)], lw=1, alpha=0.6
-            )
+            ends = 100 * low.accuracy, 100 * high.accuracy
+            axes.vlines(mean.payload_mb, *ends, color=COLOURS[str(method)], lw=1, alpha=0.6)
         axes.set(title=f"accuracy against traffic, Dirichlet {alpha:g}", xlabel="sent by all clients, MB", xscale="log")
-        axes.set_xticks(_TICKS_MB, [f"{tick:g}" for tick in _TICKS_MB])
-        axes.minorticks_off()
+        plots.ticks(axes.xaxis, (0.2, 0.5, 1, 2, 5, 10))
         axes.set_xlim(0.8 * runs.payload_mb.min(), 1.25 * runs.payload_mb.max())
         axes.set_ylim(100 * runs.accuracy.min() - 2, 100 * runs.accuracy.max() + 2)
     row[1].set_ylabel("test accuracy, %")
-    handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    style.state(figure, _finding(runs))
+    plots.finish(figure, _finding(runs), row[0], "lower center", 3)
     return figure
 
 
 def _finding(runs: Any) -> str:
     fixed, following = (change(runs, method, min(runs.alpha)) for method in (FIXED, FOLLOWING))
     return (
-        f"From early to late rounds the share that a fixed threshold keeps goes to {fixed.value:.2f} times, "
-        f"gamma-FedHT's to {following.value:.2f}"
+        f"Values kept, late over early rounds: fixed threshold {fixed.value:.2f}x, gamma-FedHT {following.value:.2f}x"
     )
 
 
+BLOCKS = {"answer": answer, "arms": table}
+FIGURES = {"thresholds": draw}
+
 if __name__ == "__main__":
-    _, made = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, made, {"thresholds": draw}, blocks, claims)
+    publishing.run(globals())

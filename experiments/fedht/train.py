@@ -5,34 +5,23 @@ middle ratio. For each method the learning rate is the one of RATES with the lea
 are not the seeds that count, at the strongest label skew.
 """
 
-from __future__ import annotations
-
+import argparse
 import itertools
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import torch
-
 from testbed import csv_rows
-from testbed.errors import StageError
 from testbed.policies import thresholds
-from testbed.replicas.federated import CodecsOfRound, FederatedRound, FederatedSpec, Federation
+from testbed.studies.federated import CodecsOfRound, FederatedRound, FederatedSpec, Federation, train_once
 
-HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, FLOOR = 10, 25, 5, 16, 0.1
 RATES = (0.3, 0.6, 1.2)
 SEEDS, TUNING_SEEDS = range(5), (100, 101)
 ALPHAS = (0.1, 0.5)
 TOP_K, FIXED, FOLLOWING = "top-k", "fixed threshold", "gamma-FedHT"
-RATIOS = {
-    TOP_K: (0.01, 0.03, 0.1),
-    FIXED: (0.001, 0.003, 0.01),
-    FOLLOWING: (0.001, 0.003, 0.01),
-}
+RATIOS = {TOP_K: (0.01, 0.03, 0.1), FIXED: (0.001, 0.003, 0.01), FOLLOWING: (0.001, 0.003, 0.01)}
 """Shares of the values: top-k's in every round; of a threshold those of the first update that reach it, which are fewer
 than reach it once error feedback has filled. The learning rate is chosen at the middle one, whose rounds are kept.
 """
@@ -103,12 +92,7 @@ def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> tu
         seed=seed,
     )
     federation = Federation(spec)
-    seen: list[FederatedRound] = []
-    try:
-        seen.extend(federation.train(codecs_of(setting, federation)))
-        loss, accuracy = seen[-1].loss, seen[-1].accuracy
-    except StageError:
-        loss = accuracy = math.nan
+    seen, loss, accuracy = train_once(federation, codecs_of(setting, federation))
     sent = sum(each.payload_bytes for each in seen) / 1e6
     kept = [each.kept for each in seen]
     parts = [_mean(part) for part in (kept, kept[EARLY], kept[LATE])]
@@ -119,10 +103,8 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write both tables."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     rounds, rates, seeds, tuning, alphas = ROUNDS, RATES, SEEDS, TUNING_SEEDS, ALPHAS
     if asked.quick:
         rounds, rates, seeds, tuning, alphas = 6, RATES[1:2], range(2), TUNING_SEEDS[:1], ALPHAS[:1]
@@ -146,11 +128,9 @@ def main(arguments: list[str]) -> int:
         best = min((rate for rate in rates if math.isfinite(losses[rate])), key=lambda rate: losses[rate])
         for alpha, ratio, seed in itertools.product(alphas, tried, seeds):
             add(Setting(method, alpha, ratio), "result", best, seed)
-    asked.output.mkdir(parents=True, exist_ok=True)
     csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
     csv_rows.write_rows(asked.output / "rounds.csv", ("method", "alpha", "seed", "round", "stepsize", "kept"), followed)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

@@ -1,9 +1,7 @@
-"""Draw the figure of fedluck and make its tables: `python experiments/fedluck/figures.py`.
+"""Draws the figure and generates the tables of fedluck: `python experiments/fedluck/figures.py`.
 
 This reads runs.csv and choices.csv from the output folder, which train.py writes, and published.csv.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,28 +14,24 @@ from matplotlib.figure import Figure
 from testbed.metrics import statistics
 from testbed.metrics.statistics import IntervalEstimate
 from testbed.metrics.verdicts import judge_ratio
-from testbed.report import claim_rows, experiments
+from testbed.report import experiments, plots, publishing
+from testbed.report.canvas import name_rows
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
 HERE = Path(__file__).resolve().parent
 PUBLISHED = 0.03
 FEDLUCK, FEDAVG, FIXED = "FedLuck", "FedAvg", "periodic, "
 BASELINES = (FEDAVG, "FedAsync", "FedBuff", "periodic, 5 steps, 0.1", "periodic, 5 steps, 0.3",
              "periodic, 10 steps, 0.1", "periodic, 10 steps, 0.3")  # fmt: skip
-"""As the publication's: synchronous, each by itself, buffered; periodic with 5 or 10 steps and ratios 0.1 or 0.3."""
+"""As published: synchronous, one at a time, buffered; periodic with 5 or 10 steps and ratios 0.1 or 0.3."""
 TIME, SENT = "seconds", "sent_mb"
 PUBLISHED_FACTOR = 1 / (1 - 55 / 100)
 """By 55 % less time."""
-COLOURS = {FEDLUCK: "#0072b2", FEDAVG: "#767d86", "FedAsync": "#cc79a7", "FedBuff": "#e69f00", FIXED: "#d55e00"}
-LABELS = {FEDLUCK: (-8, 5), "periodic, 5 steps, 0.1": (8, -11), "periodic, 10 steps, 0.3": (8, 1)}
-"""Where a method's name is written, in points from its mean; those that are not named: above it to the right."""
-_TICKS_S = (20, 30, 50, 70, 100, 150, 200, 500, 1000)
-_TICKS_MB = (1, 2, 3, 4, 5, 7, 10, 20, 50)
+COLOURS = {FEDLUCK: "#0072b2", "variant of ours": "#e69f00"}
 
 
 def results(folder: Path) -> Any:
-    """Return the runs that count: of each network and method whose seeds are all there."""
+    """Return the runs of each network and method with all seeds."""
     runs = pandas.read_csv(folder / "runs.csv")
     runs = runs[runs.use == "result"]
     counts = runs.groupby(["straggler", "method"]).seed.transform("count")
@@ -45,14 +39,13 @@ def results(folder: Path) -> Any:
 
 
 def per_seed(runs: Any, method: str, straggler: float, measure: str) -> dict[int, float]:
-    """Return a method's numbers by seed; those that did not reach the target are missing."""
-    part = runs[(runs.method == method) & (runs.straggler == straggler) & runs[measure].notna()]
-    return dict(zip(part.seed.tolist(), part[measure].tolist(), strict=True))
+    """Return a method's numbers by seed, without seeds that did not reach the target."""
+    return experiments.by_seed(runs, measure, method=method, straggler=straggler)
 
 
 def log_ratios(runs: Any, ours: str, theirs: Sequence[str], straggler: float, measure: str) -> dict[int, float] | None:
-    """Return by seed the mean over the others of the logarithm of how many times as much they took as ours; None where
-    one of them did not reach the target with every seed.
+    """Return by seed the mean over the others of the logarithm of the ratio of their cost to ours; None if one of them
+    did not reach the target with every seed.
     """
     mine = per_seed(runs, ours, straggler, measure)
     others = [per_seed(runs, method, straggler, measure) for method in theirs]
@@ -62,13 +55,13 @@ def log_ratios(runs: Any, ours: str, theirs: Sequence[str], straggler: float, me
 
 
 def against(runs: Any, ours: str, theirs: Sequence[str], straggler: float, measure: str) -> IntervalEstimate | None:
-    """Return how many times as much the others took as ours, geometric mean over them and over seeds; None as above."""
+    """Return the ratio of the others' cost to ours, geometric mean over them and over seeds; None as above."""
     logs = log_ratios(runs, ours, theirs, straggler, measure)
     return None if logs is None else statistics.of_ratios([float(np.exp(each)) for each in logs.values()], "seed")
 
 
 def best_fixed(folder: Path, runs: Any) -> str:
-    """Return the fixed choice that took least time in the trials that chose the learning rates."""
+    """Return the fastest fixed choice in the trials of the learning rates."""
     trials = pandas.read_csv(folder / "runs.csv")
     trials = trials[(trials.use == "tuning") & trials.method.isin(set(runs.method))]
     fixed = trials[trials.method.str.startswith(FIXED) & trials.method.str.contains("steps, ")]
@@ -77,7 +70,7 @@ def best_fixed(folder: Path, runs: Any) -> str:
 
 
 def cut_words(found: IntervalEstimate) -> tuple[str, str]:
-    """Return by how much less ours took, in percent, and the interval."""
+    """Return the reduction by ours, in percent, and its interval."""
     less = f"{100 * (1 / found.value - 1):+.0f} %"
     if found.interval is None:
         return less, "one seed"
@@ -86,13 +79,10 @@ def cut_words(found: IntervalEstimate) -> tuple[str, str]:
 
 
 def _facts(found: IntervalEstimate, least: float = 1.0, size: float | None = None) -> Facts:
-    """Return the facts of a claim that a ratio of times or of bytes is at least so much; `size`: the published one."""
+    """Return the facts of a claim that a ratio of times or of bytes is at least `least`; `size`: the published one."""
     judged, (less, interval) = judge_ratio(found, least), cut_words(found)
-    ends = "one seed"
-    if found.interval is not None:
-        ends = f"{found.interval.low:.2f} to {found.interval.high:.2f}, 95 %, {found.n} seeds"
     unresolved = experiments.open_words("", judged, 2 * experiments.training_s(HERE, "runs.csv"), size)
-    said = {"interval": ends, "less": less, "less_interval": interval}
+    said = {"interval": experiments.sure_words(found), "less": less, "less_interval": interval}
     return {"judgement": judged, "least": least, "unresolved": unresolved, **said}
 
 
@@ -106,9 +96,9 @@ def gains(
     average: bool = False,
     every_network: bool = False,
 ) -> Iterator[Facts]:
-    """Yield how many times as much another method takes as ours: each of the baselines, or on average all of them; the
-    best fixed choice; or one that is named. On the published network, or each. `cut`: by how many percent less was
-    published, which the average has to reach.
+    """Yield the ratio of another method's cost to ours: for each baseline, or on average over all of them; for the best
+    fixed choice; or for a named one. On the published network, or on each. `cut`: the published reduction in percent,
+    which the average must reach.
     """
     runs = results(folder)
     named = {"baselines": BASELINES, "best fixed": [best_fixed(folder, runs)]}.get(base, [base])
@@ -120,14 +110,9 @@ def gains(
                 yield {"base": theirs[0], "straggler": straggler, **facts}
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of choosing local steps and ratio together, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def growth(folder: Path) -> Facts | None:
-    """Return how many times as large FedLuck's gain is with the slowest straggler as with one like the others, over
-    the baselines that get to the target with it.
+    """Return the ratio of FedLuck's gain with the slowest straggler and with one like the others, over the baselines
+    that reach the target with it.
     """
     runs = results(folder)
     slow, alike = min(runs.straggler), max(runs.straggler)
@@ -163,7 +148,7 @@ def table(folder: Path) -> Any:
 
 
 def choices(folder: Path) -> Any:
-    """Return what FedLuck chooses over the published network."""
+    """Return FedLuck's choices over the published network."""
     found = pandas.read_csv(folder / "choices.csv")
     found = found[found.straggler == PUBLISHED]
     return pandas.DataFrame(
@@ -198,49 +183,34 @@ def answer(folder: Path) -> str:
     return f"{said} published are -55 % and -56 %."
 
 
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "methods": experiments.markdown_of(table(folder)),
-        "choices": experiments.markdown_of(choices(folder)),
-        "claims": claims_table(claims(folder)),
-    }
-
-
 def draw(folder: Path) -> Figure:
-    """Draw traffic against time to the target for FedLuck and its baselines over the published network."""
+    """Draw the time and the traffic to the target of every method over the published network, the fastest first."""
     runs = results(folder)
-    shown = runs[(runs.straggler == PUBLISHED) & runs.seconds.notna() & runs.method.isin((FEDLUCK, *BASELINES))]
-    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for method, part in shown.groupby("method", sort=False):
-        name = str(method)
-        colour, place = COLOURS[FIXED if name.startswith(FIXED) else name], LABELS.get(name, (7, 5))
-        x, y = np.exp(np.log(part.seconds).mean()), np.exp(np.log(part.sent_mb).mean())
-        axes.plot(part.seconds, part.sent_mb, ".", color=colour, alpha=0.35, ms=5)
-        axes.plot(x, y, "o", color=colour, ms=7)
-        axes.annotate(
-            name, (x, y), textcoords="offset points", xytext=place, ha="right" if place[0] < 0 else "left",
-            fontsize=8, color=colour, weight="bold",
-        )  # fmt: skip
-    axes.set(xlabel="time to the target, s", ylabel="sent by all devices, MB", xscale="log", yscale="log")
-    for axis, ticks in ((axes.xaxis, _TICKS_S), (axes.yaxis, _TICKS_MB)):
-        low, high = axis.get_view_interval()
-        axis.set_ticks([tick for tick in ticks if low <= tick <= high])
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
-    figure.suptitle(_finding(runs, best_fixed(folder, runs)), x=0.01, ha="left", weight="bold", size=10.5)
+    shown = runs[(runs.straggler == PUBLISHED) & runs.seconds.notna()]
+    names = list(shown.groupby("method").seconds.apply(lambda seconds: np.log(seconds).mean()).sort_values().index)
+    figure, (row,) = plots.panels(1, 2, (9.6, 4.6), sharey=True)
+    for axes, (measure, words) in zip(row, {TIME: "time to the target, s", SENT: "sent, MB"}.items(), strict=True):
+        for place, name in enumerate(names):
+            values, kind = shown[shown.method == name][measure], {FEDLUCK: FEDLUCK}.get(name, "variant of ours")
+            kind, colour = ("baseline", "#767d86") if name in BASELINES else (kind, COLOURS[kind])
+            axes.plot(values, [place] * len(values), "|", color=colour, alpha=0.6)
+            axes.plot(np.exp(np.log(values).mean()), place, "o", color=colour, label=kind)
+        axes.set(xscale="log", xlabel=f"{words} (marks: seeds)")
+        plots.ticks(axes.xaxis, (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500))
+        name_rows(axes, names)
+    plots.finish(figure, _finding(runs, best_fixed(folder, runs)), row[0], "lower center")
     return figure
 
 
 def _finding(runs: Any, best: str) -> str:
     names = {best: f"the best fixed choice ({best.removeprefix(FIXED)})", FEDAVG: "synchronous rounds"}
     ratios = {what: against(runs, other, [FEDLUCK], PUBLISHED, TIME) for other, what in names.items()}
-    words = [f"{found.value:.2f} times that of {what}" for what, found in ratios.items() if found is not None]
+    words = [f"{experiments.with_ends(each, '{:.2f}')} times that of {what}" for what, each in ratios.items() if each]
     return "FedLuck's time to the target is " + "\nand ".join(words)
 
 
+BLOCKS = {"answer": answer, "methods": table, "choices": choices}
+FIGURES = {"time": draw}
+
 if __name__ == "__main__":
-    _, made = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    experiments.draw_and_publish(HERE, made, {"time": draw}, blocks, claims)
+    publishing.run(globals())

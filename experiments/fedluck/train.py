@@ -2,37 +2,34 @@
 
 This writes runs.csv, a row for each training: when it reached the target accuracy, and what had been sent by then; and
 choices.csv, what FedLuck chooses for each device. Computing is real, and time is that of formulas for devices and links
-(`testbed.replicas.events`); guest.py holds that against a network. For each method the learning rate is the one
-with the least mean time over TUNING_SEEDS, which are not the seeds that count, on the published network; among rates
-that do not reach the target, the one that gets nearest. What is finished is kept, so that an interrupted program goes
-on where it was.
+(`testbed.studies.asynchronous_rounds`); guest.py holds that against a network. For each method the learning rate is
+the one with the least mean time over TUNING_SEEDS, which are not the seeds that count, on the published network; among
+rates that do not reach the target, the one that gets nearest. What is finished is kept, so that an interrupted program
+goes on where it was.
 """
 
-from __future__ import annotations
-
+import argparse
 import contextlib
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from testbed import csv_rows
 from testbed.errors import StageError
 from testbed.metrics.wires import wire_bytes
+from testbed.nodes.arrivals import Rounds, RoundsTraining, Server
+from testbed.nodes.bucket import Bucket
+from testbed.nodes.learners import ImagesLearner
 from testbed.policies import fedluck
 from testbed.policies.fedluck import DeviceChoice
 from testbed.profiles import LinkProfile, load_profile
-from testbed.replicas.arrivals import Rounds, RoundsTraining, Server
-from testbed.replicas.bucket import Bucket
-from testbed.replicas.events import Formula, ServerStep, run_rounds
-from testbed.replicas.learners import ImagesLearner
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
+from testbed.studies.asynchronous_rounds import Formula, ServerStep, run_rounds
 from testbed.workloads.images import build_network, images, score
 from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, data_shares, divide
@@ -294,38 +291,11 @@ class Pipes:
         return last_ns
 
 
-class Table:
-    """runs.csv, a row at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._rows = path, list[Row]()
-        self._known: dict[tuple[str, ...], Row] = {}
-        for use, straggler, method, rate, seed, *numbers in csv_rows.read_rows(path):
-            measured = [float(each) if "." in each or each == "nan" else int(each) for each in numbers]
-            self._add(Row(use, float(straggler), method, float(rate), int(seed), *measured))
-
-    def row(self, use: str, case: Case, rate: float, seed: int, most_s: float) -> Row:
-        """Return a training's row; it is made where there is none."""
-        key = tuple(map(str, (use, *case, rate, seed)))
-        if key not in self._known:
-            self._add(train(case, use, rate, seed, most_s))
-            print(*self._known[key], flush=True)  # noqa: T201
-            csv_rows.write_rows(self._path, Row._fields, self._rows)
-        return self._known[key]
-
-    def _add(self, row: Row) -> None:
-        self._rows.append(row)
-        self._known[tuple(map(str, row[:5]))] = row
-
-
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write both tables."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     methods, elsewhere, networks, seeds, tuning = tuple(METHODS), ELSEWHERE, NETWORKS, SEEDS, TUNING_SEEDS
     if asked.quick:
         methods, elsewhere, networks, seeds, tuning = QUICK, (), (PUBLISHED,), range(2), TUNING_SEEDS[:1]
-    asked.output.mkdir(parents=True, exist_ok=True)
     chosen = [
         Choice(straggler, number, *device, *choice, fedluck.staleness(choice, **device._asdict(), period_s=PERIOD_S))
         for straggler in networks
@@ -333,13 +303,18 @@ def main(arguments: list[str]) -> int:
         for choice in [joint(device)]
     ]
     csv_rows.write_rows(asked.output / "choices.csv", Choice._fields, chosen)
-    table = Table(asked.output / "runs.csv")
+    table = csv_rows.Table(asked.output / "runs.csv", Row, *Row._fields[:5], digits=None)
 
     def times(use: str, case: Case, rate: float, tried: Iterable[int], most_s: float = MOST_S) -> tuple[float, float]:
         """Return the mean seconds to the target; and, for rates none of which gets there, what accuracy they miss."""
-        found = [table.row(use, case, rate, seed, most_s) for seed in tried]
-        seconds = [row.seconds if math.isfinite(row.seconds) else math.inf for row in found]
-        return fmean(seconds), 1 - fmean(row.accuracy for row in found)
+        known = []
+        for seed in tried:
+            if (use, *case, rate, seed) not in table:
+                table.add([train(case, use, rate, seed, most_s)])
+            known.append(table.find(use, *case, rate, seed))
+        seconds = [float(row["seconds"]) for row in known]
+        missed = 1 - fmean(float(row["accuracy"]) for row in known)
+        return fmean(math.inf if math.isnan(each) else each for each in seconds), missed
 
     best = {}
     for method in methods:
@@ -352,8 +327,7 @@ def main(arguments: list[str]) -> int:
         times("result", published, best[method], seeds)
     for straggler, method in itertools.product(networks, elsewhere):
         times("result", Case(straggler, method), best[method], seeds)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, HERE)

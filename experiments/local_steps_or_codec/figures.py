@@ -1,10 +1,9 @@
-"""Draw the figures of local_steps_or_codec and make its tables: `python experiments/local_steps_or_codec/figures.py`.
+"""Draws the figures and generates the tables of local_steps_or_codec: `python
+experiments/local_steps_or_codec/figures.py`.
 
 This reads curves.csv and tuning.csv, which train.py writes into the output folder, and cells.csv, which
 `python -m testbed predict local_steps_or_codec` writes into the results; it copies the latter.
 """
-
-from __future__ import annotations
 
 import functools
 import re
@@ -23,23 +22,19 @@ from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.devices import rates_of
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.play.replicas import device_coding, worker_coding_ns
-from testbed.play.shapes import model_on_device
-from testbed.report import claim_rows, experiments, predicted, style
+from testbed.predict.shapes import model_on_device
+from testbed.replay.workers import device_coding, worker_coding_ns
+from testbed.report import experiments, plots, predicted, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
-from testbed.report.numbers import percent
+from testbed.report.numbers import percent, span
 from testbed.spec import DataParallelSpec
 from testbed.workloads.models import shapes_of
 
 HERE = Path(__file__).resolve().parent
 ALL_REDUCE, BF16 = "all-reduce fp32", "all-reduce bf16"
 EQUAL, BITS_NEAR = 0.02, 2e-3
-"""Nats that count as no worse; and how far a cell's bits may be from those that were counted, as a share."""
-TUNING_SEEDS = 2
-"""With which each rate was tried: tuned_text.FULL."""
+"""Nats that count as no worse; and the largest relative deviation of a cell's bits from the counted ones."""
 LOCAL, CODEC, BOTH, NEITHER = "local steps", "codec", "both", "neither"
 FAMILIES = {
     "all-reduce": (NEITHER, "#767d86"),
@@ -52,14 +47,14 @@ FAMILIES = {
     "PowerSGD": (CODEC, "#7b4fa3"),
     "1-bit Adam": (CODEC, "#8c6d31"),
 }
-"""What a family saves bytes by, and its colour."""
+"""How a family saves bytes, and its colour."""
 _LINK = re.compile(r"link\((\d+)(M|G)bit, (\d+)ms")
 
 BySeed = Mapping[int, float]
 
 
 class Link(NamedTuple):
-    """Every worker's, both ways."""
+    """The link of every worker, in both directions."""
 
     rate_mbps: int
     delay_ms: int
@@ -84,37 +79,36 @@ class Row(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Of a message, per parameter."""
+        """Bits of a message per parameter."""
         return 8 * self.message_bytes / self.values
 
 
 class Results(NamedTuple):
-    """What was measured."""
+    """The measurements."""
 
     rows: dict[str, Row]
-    """By name, those that were trained."""
+    """The trained methods, by name."""
     curves: dict[str, dict[int, list[LossPoint]]]
-    """By method and seed; a step is a batch of every worker."""
+    """Curves by method and seed; a step is one batch of every worker."""
     tuning: Any
     target: float
     batch_s: dict[tuple[str, Link], float]
-    """Played: an exchange over its local steps."""
+    """Played time of an exchange, divided by its local steps."""
     compute_s: float
-    """Of a batch."""
+    """Compute time of a batch."""
     codec_share: dict[str, float]
-    """Time that a worker's device would spend with codecs, over that in which it computes."""
+    """A worker's time for codecs on its device, divided by its compute time."""
 
     @property
     def links(self) -> list[Link]:
         return sorted({link for _, link in self.batch_s})
 
     def batches(self, name: str) -> BySeed:
-        """Return each seed's batches to the target; nothing where one of them does not get there."""
-        met = {seed: crossing(points, self.target) for seed, points in self.curves[name].items()}
-        return {} if None in met.values() else {seed: each.steps for seed, each in met.items() if each is not None}
+        """Return each seed's batches to the target; empty if one does not reach it."""
+        return {seed: each.steps for seed, each in experiments.crossings(self.curves[name], self.target).items()}
 
     def seconds(self, name: str, link: Link) -> BySeed:
-        """Return each seed's seconds to the target; nothing as above."""
+        """Return each seed's seconds to the target; empty as above."""
         first, each_s = self.rows[name].dense_first, self.batch_s[name, link]
         dense_s = self.batch_s[ALL_REDUCE, link] if first else 0.0
         return {
@@ -127,8 +121,8 @@ class Results(NamedTuple):
         return {seed: points[-1].loss for seed, points in self.curves[name].items()}
 
     def sent_bits(self, name: str, batches: float | None = None) -> float:
-        """Return the bits per parameter that a worker puts on its link for a batch: the mean over so many; None: over
-        all.
+        """Return the bits per parameter that a worker sends per batch: the mean over `batches`, by default over all
+        of them.
         """
         row = self.rows[name]
         copies = 2 * (row.workers - 1) / row.workers if row.exchange == "all-reduce" else row.workers - 1
@@ -141,7 +135,7 @@ class Results(NamedTuple):
         return dense * self.sent_bits(ALL_REDUCE) + (1 - dense) * bits
 
     def kind(self, name: str) -> str:
-        """Return what a method saves bytes by."""
+        """Return how a method saves bytes."""
         return FAMILIES[self.rows[name].family][0]
 
     def colour(self, name: str) -> str:
@@ -149,14 +143,14 @@ class Results(NamedTuple):
         return FAMILIES[self.rows[name].family][1]
 
     def reached(self) -> list[str]:
-        """Return the methods all of whose seeds get to the target."""
+        """Return the methods whose seeds all reach the target."""
         return [name for name in self.rows if self.batches(name)]
 
 
 @functools.lru_cache(maxsize=2)
 def results(folder: Path) -> Results:
-    """Read the CSVs. ResultsError where cells.csv has other methods or bits than were trained."""
-    curves, tuning, cells = (pandas.read_csv(folder / name) for name in ("curves.csv", "tuning.csv", predicted.FILE))
+    """Read the CSVs. ResultsError if cells.csv has other methods or bits than the trainings."""
+    tuning, cells = (pandas.read_csv(folder / name) for name in ("tuning.csv", predicted.FILE))
     rows = {row.method: Row(*row) for row in pandas.read_csv(folder / "methods.csv").itertuples(index=False)}
     batch_s = {}
     for cell in cells.to_dict("records"):
@@ -172,20 +166,14 @@ def results(folder: Path) -> Results:
         batch_s[name, link] = cell["step_s"] / rows[name].local_steps
     if missing := sorted(set(rows) - {name for name, _ in batch_s}):
         raise ResultsError(f"{folder}: {', '.join(missing)} were trained and not played; run predict again")
-    points = {
-        str(name): {
-            int(seed): [LossPoint(row.batches, 0.0, row.loss) for row in each.itertuples()]
-            for seed, each in part.groupby("seed")
-        }
-        for name, part in curves.groupby("method")
-    }
     compute_s = float((cells.compute_s / cells.local_iterations.fillna(1)).min())
     shares = codec_shares(compute_s)
-    return Results(rows, points, tuning, float(tuning.target.iloc[0]), batch_s, compute_s, shares)
+    curves = experiments.tuned_curves(folder)
+    return Results(rows, curves, tuning, float(tuning.target.iloc[0]), batch_s, compute_s, shares)
 
 
 def codec_shares(compute_s: float) -> dict[str, float]:
-    """Return what codecs would take of a step on the device that cells.toml emulates, by what they move and compute."""
+    """Return codecs' share of a step on the device of cells.toml, from their bytes moved and operations."""
     asked = tomllib.loads((HERE / "cells.toml").read_text(encoding="utf8"))["cell"]
     size, device, _ = model_on_device(asked["model"], asked["device"], asked["precision"])
     shares = {}
@@ -207,18 +195,18 @@ def codec_shares(compute_s: float) -> dict[str, float]:
 
 
 def best(found: Results, link: Link, kinds: Iterable[str]) -> str:
-    """Return the method of these kinds that gets to the target first, in the mean of its seeds."""
+    """Return the method of these kinds that reaches the target first, averaged over its seeds."""
     return next(name for name in _ranked(found, link) if found.kind(name) in kinds)
 
 
 def against(found: Results, link: Link, ours: str, base: str, effect: float | None = None) -> Judgement:
-    """Judge how many times as soon one method gets to the target as another."""
+    """Judge how many times as soon one method reaches the target as another."""
     return judge("time_to_loss", found.seconds(ours, link), found.seconds(base, link), effect)
 
 
 # ------------------------------------------------------------------ tables
 def methods_table(folder: Path) -> Any:
-    """Return how each method trains, whatever the link."""
+    """Return the training results of each method, independent of the link."""
     found, rows = results(folder), []
     for name, row in found.rows.items():
         chosen = found.tuning[(found.tuning.method == name) & found.tuning.chosen].iloc[0]
@@ -230,7 +218,7 @@ def methods_table(folder: Path) -> Any:
                 "rates": f"{chosen.learning_rate:g}{outer}",
                 "bits of a message": f"{row.bits:.3g}",
                 "bits sent per batch": f"{found.sent_bits(name):.3g}",
-                "codecs, of computing": percent(found.codec_share[name], "{:.2g}"),
+                "codecs / compute time": percent(found.codec_share[name], "{:.2g}"),
                 "batches to the target": experiments.mean_words(batches, "{:.0f}") if batches else "not all seeds",
                 "bits sent until then": f"{_sent_until(found, name):.4g}" if batches else "",
                 "last loss": experiments.mean_words(found.last(name), "{:.3f}"),
@@ -245,23 +233,23 @@ def _sent_until(found: Results, name: str) -> float:
     return found.sent_bits(name, batches) * batches
 
 
+@experiments.table
 def links_table(folder: Path) -> Any:
-    """Return, for each link, the first of each kind, and how many times as soon as bf16 all-reduce it is."""
-    found, rows = results(folder), []
+    """Return, for each link, the first method of each kind, and how many times as soon as bf16 all-reduce it reaches
+    the target.
+    """
+    found = results(folder)
     base = baseline(found)
     for link in found.links:
         firsts = {kind: best(found, link, [kind]) for kind in (LOCAL, CODEC, BOTH)}
         first, second = _ranked(found, link)[:2]
         judged = against(found, link, first, second)
-        rows.append(
-            {
-                "link": link.words,
-                "all-reduce": f"{experiments.mean_of(found.seconds(base, link)):.0f} s",
-                **{kind: f"{name}: {against(found, link, name, base).value:.1f}x" for kind, name in firsts.items()},
-                "first": f"{first}, {judged.value:.2f} times as soon as {second} ({judged.interval_words})",
-            }
-        )
-    return pandas.DataFrame(rows)
+        yield {
+            "link": link.words,
+            "all-reduce": f"{experiments.mean_of(found.seconds(base, link)):.0f} s",
+            **{kind: f"{name}: {against(found, link, name, base).value:.1f}x" for kind, name in firsts.items()},
+            "first": f"{first}, {judged.value:.2f} times as soon as {second} ({judged.interval_words})",
+        }
 
 
 def _ranked(found: Results, link: Link) -> list[str]:
@@ -269,31 +257,28 @@ def _ranked(found: Results, link: Link) -> list[str]:
 
 
 def baseline(found: Results) -> str:
-    """Return what others are compared with: the all-reduce with fewest bytes."""
+    """Return the baseline of comparisons: the all-reduce with the fewest bytes."""
     return BF16 if BF16 in found.rows else ALL_REDUCE
 
 
 # ------------------------------------------------------------------ claims
-def seed_s() -> float:
-    """Return how long one more seed of two methods takes."""
-    return 2 * experiments.tuned_training_s(HERE, TUNING_SEEDS)
-
-
 def loss(folder: Path, pairs: Sequence[Sequence[str]], bound: float) -> Iterator[Facts]:
-    """Yield, for each pair that was trained, how much more the first's last loss is than the second's."""
+    """Yield, for each trained pair, the difference of the first's and the second's last loss."""
     found = results(folder)
     for ours, base in pairs:
         if {ours, base} <= found.rows.keys():
             judged = judge("loss", found.last(ours), found.last(base), bound)
             fewer = found.sent_bits(base) / found.sent_bits(ours)
-            shown = experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)
-            steps = max(found.rows[name].local_steps for name in (ours, base))
-            yield {"base": base, "judgement": judged, "fewer": fewer, "shown": shown, "steps": steps}
+            steps, last = (max(found.rows[name].local_steps for name in (ours, base)), found.last(base))
+            more = {"base": base, "fewer": fewer, "steps": steps}
+            yield experiments.loss_facts(
+                judged, experiments.mean_of(last), experiments.tuned_pair_s(HERE), EQUAL, **more
+            )
 
 
 def everywhere(folder: Path, kinds: Sequence[Sequence[str]], base: Sequence[str]) -> Facts:
-    """Return how many times as soon as the best of some kinds the best of others is, where it is least of all links;
-    with several `kinds` the slowest of the best counts.
+    """Return how many times as soon the best of some kinds reaches the target as the best of others, on the link with
+    the smallest gain; with several `kinds`, the slowest of their bests counts.
     """
     found = results(folder)
     judged = {}
@@ -308,29 +293,14 @@ def everywhere(folder: Path, kinds: Sequence[Sequence[str]], base: Sequence[str]
     at = judged[least]
     return {
         "value": at.value, "low": low, "high": high, "most": max(each.value for each in judged.values()),
-        "interval": f"{experiments.interval_words(at)}, at {least.words}, where it is least",
+        "interval": f"{experiments.interval_words(at)}, at {least.words}, the smallest",
         "links": len(judged), "sooner": verdicts.count("holds"), "later": verdicts.count("fails"),
         "parameters": next(iter(found.rows.values())).values,
-        "unresolved": f"; {experiments.more_seeds(open_[0], seed_s())}" if open_ else "",
+        "unresolved": f"; {experiments.more_seeds(open_[0], experiments.tuned_pair_s(HERE))}" if open_ else "",
     }  # fmt: skip
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what was published and what we asked, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 # ------------------------------------------------------------------ the README
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "claims": claims_table(claims(folder)),
-        "links": experiments.markdown_of(links_table(folder)),
-        "methods": experiments.markdown_of(methods_table(folder)),
-    }
-
-
 def answer(folder: Path) -> str:
     """Return the answer in a few sentences."""
     found, base = results(folder), baseline(results(folder))
@@ -341,7 +311,7 @@ def answer(folder: Path) -> str:
     for name, links in sorted(winners.items(), key=lambda item: -len(item[1])):
         gains = [against(found, link, name, base).value for link in links]
         where = links[0].words if len(links) == 1 else f"{len(links)} of {len(found.links)} links"
-        said.append(f"{name} on {where} ({_range(gains, '{:.1f}')} times as soon as {base})")
+        said.append(f"{name} on {where} ({span(gains, '{:.1f}'.format)} times as soon as {base})")
     reached = {name: _sent_until(found, name) for name in found.reached()}
     least = min(reached, key=lambda name: reached[name])
     return (
@@ -352,47 +322,33 @@ def answer(folder: Path) -> str:
     )
 
 
-def _range(values: list[float], form: str = "{:.2f}") -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
 # ------------------------------------------------------------------ figures
 def draw_map(folder: Path) -> Figure:
-    """Draw who gets to the target first over which link, and by how much."""
+    """Draw the first method to reach the target over each link, and its lead."""
     found = results(folder)
     rates, delays = (sorted({link[place] for link in found.links}) for place in range(2))
-    figure = Figure(figsize=(9.2, 1.2 + 0.9 * len(delays)), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = plots.panels(1, 1, (9.2, 1.2 + 0.9 * len(delays)))
     for link in found.links:
         x, y = rates.index(link.rate_mbps), delays.index(link.delay_ms)
         ranked = _ranked(found, link)
         first, gain = ranked[0], against(found, link, ranked[0], baseline(found)).value
         other = next((name for name in ranked if found.kind(name) != found.kind(first)), first)
         axes.add_patch(Rectangle((x, y), 1, 1, color=found.colour(first), alpha=0.3, lw=0))
-        axes.text(x + 0.5, y + 0.68, first, ha="center", va="center", weight="bold")
-        axes.text(x + 0.5, y + 0.42, f"{gain:.1f}x all-reduce", ha="center", va="center", fontsize=8.5)
         then = f"then {other}: {against(found, link, other, baseline(found)).value:.1f}x"
-        axes.text(x + 0.5, y + 0.2, then, ha="center", va="center", fontsize=8, color=style.MUTED)
+        centred: Any = {"ha": "center", "va": "center"}
+        axes.text(x + 0.5, y + 0.68, first, weight="bold", **centred)
+        axes.text(x + 0.5, y + 0.42, f"{gain:.1f}x all-reduce", size=8.5, **centred)
+        axes.text(x + 0.5, y + 0.2, then, size=8, color=style.MUTED, **centred)
     names = list(dict.fromkeys(_ranked(found, link)[0] for link in found.links))
-    axes.set(
-        xlim=(0, len(rates)),
-        ylim=(0, len(delays)),
-        xlabel="each worker's link, Mbit/s",
-        ylabel="one-way delay, ms",
-        title=f"First at a loss of {found.target:g} nats: {', '.join(names)}",
-    )
-    axes.grid(visible=False)
-    axes.set_xticks([place + 0.5 for place in range(len(rates))], list(map(str, rates)))
-    axes.set_yticks([place + 0.5 for place in range(len(delays))], list(map(str, delays)))
+    axes.set_title(f"First at a loss of {found.target:g} nats: {', '.join(names)}")
+    plots.cells(axes, rates, delays, "each worker's link, Mbit/s", "one-way delay, ms")
     return figure
 
 
 def draw_curves(folder: Path) -> Figure:
-    """Draw losses against batches and against what was sent: means over seeds."""
+    """Draw losses against batches and against bits sent: means over seeds."""
     found = results(folder)
-    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
-    row = figure.subplots(1, 2, sharey=True)
+    figure, (row,) = plots.panels(1, 2, (9.2, 4.2), sharey=True)
     dashes: dict[str, int] = {}
     for name, method in found.rows.items():
         dash = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))[dashes.setdefault(method.family, 0)]
@@ -407,15 +363,16 @@ def draw_curves(folder: Path) -> Figure:
     least = min(found.reached(), key=lambda name: _sent_until(found, name))
     for axes in row:
         axes.axhline(found.target, color=style.MUTED, lw=0.8)
-    row[0].set(
-        xlabel="batches of every worker", ylabel="validation loss, nats", title=f"Equal tokens: {lowest} is lowest"
-    )
+    row[0].set(xlabel="batches of every worker", title=f"Equal tokens: {lowest} is lowest")
+    row[0].set_ylabel("validation loss, nats")
     row[1].set(xlabel="bits sent by a worker, per parameter", title=f"Equal bytes: {least} is first", xscale="log")
-    figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    plots.finish(figure, legend=row[0], at="lower center", columns=5)
     return figure
 
 
+BLOCKS = {"answer": answer, "links": links_table, "methods": methods_table}
+FIGURES = {"map": draw_map, "curves": draw_curves}
+
+
 if __name__ == "__main__":
-    played, made = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    (made / predicted.FILE).write_bytes((played / predicted.FILE).read_bytes())
-    experiments.draw_and_publish(HERE, made, {"map": draw_map, "curves": draw_curves}, blocks, claims)
+    publishing.run(globals())

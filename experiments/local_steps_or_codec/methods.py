@@ -1,11 +1,9 @@
 """The methods that are compared: how each trains, and how its messages cross the links."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
-from testbed.replicas.stacked_text import TextMethod
 from testbed.spec import Exchange, OuterSpec, StreamingSpec
+from testbed.studies.stacked_text import TextMethod
 
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
 """DiLoCo's outer optimiser as published, for 500 local steps."""

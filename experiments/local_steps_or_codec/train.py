@@ -6,21 +6,15 @@ grows until its best lies inside; then the other seeds are trained at that rate.
 figures.py puts steps and seconds together. What is in the output folder already is kept.
 """
 
-from __future__ import annotations
-
-import sys
+import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from methods import METHODS, MethodRow
 
 from testbed import csv_rows
-from testbed.replicas.tuned_text import FULL, QUICK, Curve, Tuned, train_all
+from testbed.studies.tuned_text import FULL, QUICK, Curve, Tuned, train_all
 from testbed.workloads.characters import VALUES
-
-HERE = Path(__file__).resolve().parent
 
 
 class Listed(NamedTuple):
@@ -53,10 +47,8 @@ def listed(row: MethodRow, found: Sequence[Curve]) -> Listed:
     )
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write the CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     methods = METHODS
     if asked.quick:
         methods = tuple(
@@ -67,8 +59,7 @@ def main(arguments: list[str]) -> int:
     )
     lines = [listed(row, found) for row, found in zip(methods, trained, strict=True)]
     csv_rows.write_rows(asked.output / "methods.csv", Listed._fields, lines)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, __file__)

@@ -1,24 +1,19 @@
-"""Make the figure, cells.csv, claims.csv and the README's blocks of m95_throughput from what was played.
+"""Generates the figure, cells.csv, claims.csv and README blocks of m95_throughput from played cells.
 
 python -m testbed predict m95_throughput
 python experiments/m95_throughput/figures.py [--results results/m95_throughput] [--output FOLDER]
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report import experiments, plots, predicted, publishing, style
+from testbed.report.canvas import note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
-NAME = "m95_throughput"
-FIGURE = "throughput"
 PUBLISHED = {"bf16": 3600, "mask(0.1)": 29_300, "mask(0.05)": 48_900}
 """Tokens per second with compressed data parallelism: dense, M90, M95."""
 NAMES = {"bf16": "dense", "mask(0.1)": "90 % masked", "mask(0.05)": "95 % masked"}
@@ -38,21 +33,20 @@ def compute_bound(folder: Path) -> float:
     return float(row.tokens_per_s * (row.step_s if pd.notna(row.step_s) else row.ideal_s) / row.no_network_s)
 
 
+@experiments.table
 def table(folder: Path) -> Any:
-    """Return published and ours, in tokens per second and over the dense run."""
+    """Return published and our tokens per second, and their ratios to the dense run."""
     ours = played(folder)
-    rows = []
     for codec, name in NAMES.items():
         row = {"run": name, "published": PUBLISHED[codec], "published / dense": f"{PUBLISHED[codec] / 3600:.1f}x"}
         for schedule in ours.columns:
             row[schedule] = f"{ours[schedule][codec]:.0f}"
             row[f"{schedule} / dense"] = f"{ours[schedule][codec] / ours[schedule]['bf16']:.1f}x"
-        rows.append(row)
-    return pd.DataFrame(rows)
+        yield row
 
 
 def delays(folder: Path) -> Any:
-    """Return ours by delay, schedule and way to send."""
+    """Return our tokens per second by delay, schedule and way to send."""
     frame = predicted.cells(folder)
     part = frame[frame.grid == "delays"].assign(delay=lambda f: f.links.str.extract(r", ([\d.]+ms)")[0])
     wide = part.pivot_table(index=["schedule", "sends", "delay"], columns="codec", values="tokens_per_s", sort=False)
@@ -63,31 +57,20 @@ def delays(folder: Path) -> Any:
     return wide
 
 
-def masked(folder: Path) -> Iterator[Facts]:
-    """Yield how many times as fast as the dense run each masked one is, published and ours."""
+def masked(folder: Path, codecs: Sequence[str] = ("mask(0.1)", "mask(0.05)")) -> Iterator[Facts]:
+    """Yield the speed-up of each masked run over the dense one, published and ours."""
     ours = played(folder).gpipe
-    for codec in ("mask(0.1)", "mask(0.05)"):
+    for codec in codecs:
         theirs = PUBLISHED[codec] / PUBLISHED["bf16"]
-        facts = {"name": NAMES[codec], "theirs": theirs, "near": 0.9 * theirs, "tokens": compute_bound(folder)}
+        facts = {"name": NAMES[codec], "theirs": theirs, "tokens": compute_bound(folder)}
         yield {"value": ours[codec] / ours["bf16"], **facts}
 
 
-def masked_most(folder: Path) -> Facts:
-    """Return how many times as fast as the dense run the most masked one is."""
-    *_, most = masked(folder)
-    return most
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what was claimed and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
+def answer(folder: Path) -> str:
+    """Return the answer in a few sentences."""
     ours = played(folder).gpipe
     theirs, off = PUBLISHED["mask(0.05)"] / PUBLISHED["bf16"], predicted.departure(predicted.cells(folder))
-    answer = (
+    return (
         f"Twenty times fewer bytes make the pipeline {ours['mask(0.05)'] / ours['bf16']:.1f} times "
         f"as fast at 200 Mbit/s "
         f"(published {theirs:.1f}), because the GPUs then limit it: without a network they reach "
@@ -96,41 +79,32 @@ def blocks(folder: Path) -> dict[str, str]:
         f"{PUBLISHED['mask(0.1)'] / PUBLISHED['bf16']:.1f}). Played steps are within {off:.2%} of bytes, "
         "delay and schedule."
     ).replace("%", " %")
-    return {
-        "answer": experiments.prose(answer),
-        "throughput": experiments.markdown_of(table(folder)),
-        "delays": experiments.markdown_of(delays(folder)),
-        "claims": claims_table(claims(folder)),
-    }
 
 
 def draw(folder: Path) -> Any:
-    """Draw the speed-up over the dense run against how many times fewer bytes are sent."""
+    """Draw the speed-up over the dense run against the reduction of bytes."""
     ours = played(folder)
-    figure, axes = plt.subplots(figsize=(6.6, 3.6), layout="constrained")
+    figure, ((axes,),) = plots.panels(1, 1, (6.6, 3.6))
     fewer = [1, 10, 20]
     axes.plot([1, 20], [1, 20], color=style.MUTED, lw=0.9, ls=":")
-    axes.annotate(
-        "as many times faster as fewer bytes", (11.2, 11.9), rotation=29, color=style.MUTED, fontsize=8, ha="center"
-    )
+    at: Any = {"rotation": 29, "color": style.MUTED, "size": 8, "ha": "center"}
+    axes.annotate("speed-up equal to the reduction of bytes", (11.2, 11.9), **at)
     for schedule, colour, name, down in (("gpipe", "#0072b2", "GPipe", 6), ("1f1b", "#e69f00", "1F1B", -15)):
         speed = ours[schedule] / ours[schedule]["bf16"]
         axes.plot(fewer, speed, "o-", color=colour)
-        axes.annotate(
-            name, (15, speed.iloc[1:].mean()), (0, down), textcoords="offset points", color=colour, ha="right"
-        )
+        note(axes, name, (15, speed.iloc[1:].mean()), (0, down), color=colour, ha="right")
     said = [PUBLISHED[codec] / PUBLISHED["bf16"] for codec in NAMES]
     axes.plot(fewer, said, "s", color=style.INK, mfc="none")
-    axes.annotate("published", (10, said[1]), (8, -3), textcoords="offset points")
+    note(axes, "published", (10, said[1]), (8, -3))
     bound = compute_bound(folder) / ours.gpipe["bf16"]
-    axes.axhline(bound, color=style.MUTED, lw=0.9)
-    axes.annotate(
-        "GPUs without a network", (1, bound), (0, 4), textcoords="offset points", color=style.MUTED, fontsize=8.5
-    )
+    plots.level(axes, bound, "GPUs without a network", at=0)
     axes.set(xlabel="times fewer bytes than dense bf16", ylabel="speed-up over the dense run", ylim=(0, 21))
-    axes.set_title("Beyond tenfold, masking meets the GPUs' own speed")
+    axes.set_title("Beyond tenfold, the GPUs limit the gain from masking")
     return figure
 
 
+BLOCKS = {"answer": answer, "throughput": table, "delays": delays}
+FIGURES = {"throughput": draw}
+
 if __name__ == "__main__":
-    predicted.make(Path(__file__).parent, FIGURE, draw, blocks, claims)
+    publishing.run(globals())

@@ -2,8 +2,6 @@
 mixed_precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +15,10 @@ from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.message_key import MessageKey
 from testbed.workloads import checkpoints
-from testbed.workloads.build import build_stage
-from testbed.workloads.capture import specification
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.data import Batch, Data
 from testbed.workloads.prepare import prepare_tokens
+from testbed.workloads.real_tensors import specification
 from testbed.workloads.stage_model import StageModel
 
 HERE = Path(__file__).resolve().parent

@@ -9,15 +9,11 @@ costs alone, or by what all of them cost together, measured at each step. Errors
 unsplit sampler's images of the same noise; the search sees other seeds than those that judge.
 """
 
-from __future__ import annotations
-
+import argparse
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from testbed import csv_rows
@@ -32,7 +28,6 @@ from testbed.diffusion.workers import Codecs, Stream, Workers
 from testbed.jobs.sampling import sent_parts
 from testbed.policies import precision
 
-HERE = Path(__file__).resolve().parent
 CODECS = {4: "int4", 3: "int3", 2: "twobit", 1: "onebit"}
 """By bits. A scale for each token, and for each channel as well at 1 and 2 bits."""
 NONE = 32
@@ -232,16 +227,14 @@ def settings(
     return rows
 
 
-def main() -> int:
+def main(asked: argparse.Namespace) -> None:
     """Go through the numbers of steps; those in the tables are kept."""
-    asked = csv_rows.asked_of(sys.argv[1:], __doc__, HERE)
-    asked.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     model = load_dit("dit-digits-nano" if asked.quick else "dit-digits")
     seeds, images, of_search = ((0, 1), 8, 4) if asked.quick else (SEEDS, IMAGES, SEARCH_IMAGES)
-    done = {int(row["steps"]) for row in csv_rows.read_records(asked.output / "denoising.csv")}
+    table = csv_rows.Table(asked.output / "denoising.csv", Setting, "steps", say=False)
+    sensitivity = csv_rows.Table(asked.output / "denoising_sensitivity.csv", Sensitivity, say=False)
     for steps, firsts in (QUICK if asked.quick else GROUPS).items():
-        if steps in done:
+        if (steps,) in table:
             continue
         sampler = Sampler(model, steps, firsts, SEARCH_SEEDS, of_search)
         rows = sensitivities(sampler, steps, firsts)
@@ -249,10 +242,9 @@ def main() -> int:
         for row in rows[1:]:
             alone[row.layer, firsts.index(row.group)][row.bits] = row.relative_l2**2 - floor
         found = settings(sampler, Sampler(model, steps, firsts, seeds, images), steps, alone, floor)
-        csv_rows.append_rows(asked.output / "denoising_sensitivity.csv", rows)
-        csv_rows.append_rows(asked.output / "denoising.csv", found)
-    return 0
+        sensitivity.add(rows)
+        table.add(found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    csv_rows.run_program(main, __doc__, __file__)

@@ -1,7 +1,5 @@
 """Tables, verdicts and the figure of denoising.csv and denoising_sensitivity.csv, for figures.py."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, style
+from testbed.report import experiments, plots, style
+from testbed.report.canvas import note
 from testbed.report.claim_rows import Facts
 from testbed.report.claims import EXACT
 from testbed.report.numbers import markdown_table
@@ -42,16 +41,13 @@ class Denoising(NamedTuple):
 
     def setting(self, steps: int, cells: str, search: str, budget: int) -> Any:
         """Return the rows of a setting, one for each seed; none where it was not searched for."""
-        rows = self.settings
-        rows = rows[(rows.steps == steps) & (rows.cells == cells)]
-        return rows[(rows.search == search) & (rows.budget == budget)]
+        wanted = {"steps": steps, "cells": cells, "search": search, "budget": budget}
+        return experiments.matching(self.settings, wanted)
 
     def gain(self, steps: int, cells: str, search: str, budget: int) -> Judgement:
         """Judge that a setting that was found errs less than the uniform one with as many bytes or more."""
-        ours, base = (
-            dict(zip(rows.seed, rows.relative_l2, strict=True))
-            for rows in (self.setting(steps, cells, search, budget), self.setting(steps, "all", "uniform", budget))
-        )
+        pair = self.setting(steps, cells, search, budget), self.setting(steps, "all", "uniform", budget)
+        ours, base = (experiments.by_seed(rows, "relative_l2") for rows in pair)
         return judge("speed_up", ours, base, 1.0)
 
     def searched(self) -> Iterator[tuple[int, int, str, str]]:
@@ -127,10 +123,11 @@ def _span(all_: Denoising, steps: int, first: int) -> str:
 
 
 # ------------------------------------------------------------------ claims
-def gains(all_: Denoising) -> Iterator[Facts]:
+def gains(folder: Path) -> Iterator[Facts]:
     """Yield, for each budget and for what may have bits of its own, how much less images err with bits that were
     searched than with uniform ones.
     """
+    all_ = denoising(folder)
     for steps, budget, (cells, words) in itertools.product(all_.steps, all_.budgets, CELLS.items()):
         found = all_.gain(steps, cells, "alone", budget)
         widths, uniform = (
@@ -150,8 +147,9 @@ def gains(all_: Denoising) -> Iterator[Facts]:
         }
 
 
-def adds_up(all_: Denoising, factor: float) -> Iterator[Facts]:
+def adds_up(folder: Path, factor: float) -> Iterator[Facts]:
     """Yield, for each number of steps, how many settings err by the sum of what they change, within a factor."""
+    all_ = denoising(folder)
     for steps in all_.steps:
         rows = all_.settings[(all_.settings.steps == steps) & (all_.settings.search != "uniform")]
         ratios = ((rows.searched / rows.predicted) ** 2).groupby([rows.cells, rows.search, rows.budget]).first()
@@ -180,27 +178,22 @@ def _differ(all_: Denoising, steps: int, cells: str) -> str:
 # ------------------------------------------------------------------ figure
 def draw(all_: Denoising) -> Figure:
     """Draw error against bytes for each number of steps, and how sensitive layers and steps are."""
-    figure = Figure(figsize=(4.2 * (len(all_.steps) + 1), 3.9), layout="constrained")
-    *panels, last = figure.subplots(1, len(all_.steps) + 1)
-    for axes, steps in zip(panels, all_.steps, strict=True):
+    figure, ((*row, last),) = plots.panels(1, len(all_.steps) + 1, (4.2 * (len(all_.steps) + 1), 3.9))
+    for axes, steps in zip(row, all_.steps, strict=True):
         rows = all_.settings[all_.settings.steps == steps]
         uniform = rows[rows.search == "uniform"].groupby("budget")[["sent_bytes", "relative_l2"]].mean()
         axes.plot(uniform.sent_bytes / 1e6, uniform.relative_l2, color=style.INK, marker="o", label="uniform")
-        for bits, row in uniform.iterrows():
-            axes.annotate(
-                f"{bits} bit{'s' if bits != 1 else ''}", (row.sent_bytes / 1e6, row.relative_l2), xytext=(5, 4),
-                textcoords="offset points", fontsize=8,
-            )  # fmt: skip
+        for bits, each in uniform.iterrows():
+            at = each.sent_bytes / 1e6, each.relative_l2
+            note(axes, f"{bits} bit{'s' if bits != 1 else ''}", at, (5, 4), size=8)
         for cells, (colour, marker) in LOOKS.items():
             part = rows[(rows.cells == cells) & (rows.search == "alone")]
             means = part.groupby("budget")[["sent_bytes", "relative_l2"]].mean()
-            axes.plot(
-                means.sent_bytes / 1e6, means.relative_l2, color=colour, marker=marker, ls="none", mfc="none",
-                label=f"bits for {CELLS[cells]}",
-            )  # fmt: skip
+            look = {"color": colour, "marker": marker, "ls": "none", "mfc": "none"}
+            axes.plot(means.sent_bytes / 1e6, means.relative_l2, label=f"bits for {CELLS[cells]}", **look)
         axes.set(title=f"{steps} denoising steps", yscale="log", xlabel="MB per worker and request")
         axes.margins(0.15)
-    panels[0].set_ylabel("relative L2 error of images")
+    row[0].set_ylabel("relative L2 error of images")
     most = max(all_.steps)
     frame = all_.sensitivity[(all_.sensitivity.bits == SHOWN) & (all_.sensitivity.steps == most)]
     layers = sorted(set(frame.layer))
@@ -208,14 +201,10 @@ def draw(all_: Denoising) -> Figure:
         part, colour = frame[frame.layer == layer].sort_values("group"), colormaps["viridis"](layer / len(layers))
         spans = [_span(all_, most, int(group)) for group in part.group]
         last.plot(spans, part.relative_l2, marker="o", color=colour)
-        last.annotate(
-            f"layer {layer}", (len(part) - 1, part.relative_l2.iloc[-1]), xytext=(6, -3), textcoords="offset points",
-            fontsize=8,
-        )  # fmt: skip
+        note(last, f"layer {layer}", (len(part) - 1, part.relative_l2.iloc[-1]), (6, -3), size=8)
     last.set(title=f"{SHOWN} bits in one place alone", xlabel=f"of {most} denoising steps", ylim=(0, None))
     last.margins(x=0.2)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=8)
-    style.state(figure, title(all_))
+    plots.finish(figure, title(all_), row[0], fontsize=8)
     return figure
 
 

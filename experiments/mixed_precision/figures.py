@@ -1,10 +1,8 @@
-"""Draw the figures of mixed_precision and make its tables: `python experiments/mixed_precision/figures.py`.
+"""Draws the figures and generates the tables of mixed_precision: `python experiments/mixed_precision/figures.py`.
 
 This reads sensitivity.csv, settings.csv and losses.csv from the output folder, which search.py and train.py write, what
 denoising.py writes (`denoising_figures`).
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import EXACT, Claim, claims_table
+from testbed.report.claims import EXACT
 from testbed.report.numbers import markdown_table
 
 HERE = Path(__file__).resolve().parent
@@ -37,7 +35,7 @@ ARMS = {
 }
 UNCODED = 0
 USABLE = 1.0
-"""Nats above no codec from which on nothing is asked of a search: the model no longer works."""
+"""Nats above no codec beyond which the model no longer works, so a search has no goal."""
 
 
 class Measured(NamedTuple):
@@ -54,8 +52,8 @@ class Measured(NamedTuple):
 
     def setting(self, model: str, search: str, budget: int, cost: str = "both") -> Any:
         """Return the rows of a setting, one for each batch."""
-        rows = self.settings
-        return rows[(rows.model == model) & (rows.search == search) & (rows.budget == budget) & (rows.cost == cost)]
+        wanted = {"model": model, "search": search, "budget": budget, "cost": cost}
+        return experiments.matching(self.settings, wanted)
 
     def budgets(self, model: str) -> list[int]:
         """Return the budgets that the search had, in bits."""
@@ -63,17 +61,17 @@ class Measured(NamedTuple):
         return sorted(set(rows.budget.astype(int)), reverse=True)
 
     def usable(self, model: str) -> list[int]:
-        """Return the budgets, the most bits left out, at which the model with uniform widths still works."""
+        """Return the budgets, except the largest, at which the model with uniform widths still works."""
         most = self.setting(model, "none", -1).loss.mean() + USABLE
         return [each for each in self.budgets(model)[1:] if self.setting(model, "uniform", each).loss.mean() < most]
 
     def found(self, model: str, budget: int, cost: str = "") -> str:
-        """Return the widths that the search found for a cost; without one, the uniform ones."""
+        """Return the widths that the search found for a cost; without a cost, the uniform ones."""
         rows = self.setting(model, "together", budget, cost) if cost else self.setting(model, "uniform", budget)
         return str(rows.widths.iloc[0])
 
     def gain(self, model: str, search: str, budget: int, cost: str) -> Judgement:
-        """Judge that a setting that was found loses less than the uniform one of the same budget, over batches."""
+        """Judge whether a found setting loses less than the uniform one with the same budget, over batches."""
         ours, base = (
             dict(zip(rows.batch, rows.loss, strict=True))
             for rows in (self.setting(model, search, budget, cost), self.setting(model, "uniform", budget))
@@ -81,18 +79,16 @@ class Measured(NamedTuple):
         return judge("loss", ours, base, 0.0)
 
     def of_arm(self, arm: str, bits: int) -> Mapping[int, float]:
-        """Return an arm's losses by seed, with so many bits at every boundary."""
-        rows = self.losses[(self.losses.arm == arm) & (self.losses.bits == bits)]
-        return dict(zip(rows.seed, rows.loss, strict=True))
+        """Return an arm's losses by seed, with `bits` at every boundary."""
+        return experiments.by_seed(self.losses, "loss", arm=arm, bits=bits)
 
     def mean(self, arm: str, bits: int) -> float:
         """Return the mean of these."""
-        losses = self.of_arm(arm, bits).values()
-        return sum(losses) / len(losses)
+        return experiments.mean_of(self.of_arm(arm, bits))
 
     @property
     def widths(self) -> list[int]:
-        """Return the widths at which the trained models were judged, without a codec first."""
+        """Return the widths at which the trained models were evaluated, no codec first."""
         return sorted(set(self.losses.bits), key=lambda bits: -(bits or 99))
 
 
@@ -102,15 +98,13 @@ def measured(folder: Path) -> Measured:
 
 
 def span(found: Judgement, what: str) -> str:
-    """Return an interval and what it is over."""
-    if found.interval is None:
-        return f"one of the {what}"
-    return f"{found.interval.low:+.4f} to {found.interval.high:+.4f}, 95 %, {found.n} {what}"
+    """Return an interval and its basis."""
+    return f"one of the {what}" if found.interval is None else experiments.sure_words(found, "{:+.4f}", what)
 
 
 # ------------------------------------------------------------------ tables
 def sensitivity_table(all_: Measured) -> str:
-    """Return what each width costs at each boundary alone."""
+    """Return the cost of each width at each single boundary."""
     widths = sorted(set(all_.sensitivity.bits), reverse=True)
     rows = [
         [NAMES[model], str(boundary), *(f"{part.divergence[part.bits == bits].iloc[0]:.2g}" for bits in widths)]
@@ -122,7 +116,7 @@ def sensitivity_table(all_: Measured) -> str:
 
 
 def settings_table(all_: Measured) -> str:
-    """Return what the searches found, beside uniform widths."""
+    """Return the widths that the searches found, next to uniform ones."""
     arms = [("uniform", "", "uniform"), *((search, cost, SEARCHES[search]) for cost in COSTS for search in SEARCHES)]
     rows = []
     for model in all_.models:
@@ -149,17 +143,12 @@ def training_table(all_: Measured) -> str:
 
 # ------------------------------------------------------------------ claims
 def seed_s() -> float:
-    """Return how long one more seed of two models takes."""
+    """Return the time of one more seed of two models."""
     return 2 * experiments.training_s(HERE, "losses.csv", "arm", "seed")
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of mixed precision, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def searched(folder: Path) -> Iterator[Facts]:
-    """Yield, for each model and cost, whether bits that the search finds lose less than uniform ones at all budgets."""
+    """Yield, for each model and cost, whether the search's widths lose less than uniform ones at all budgets."""
     all_ = measured(folder)
     for model, (cost, where) in itertools.product(all_.models, COSTS.items()):
         if not (budgets := all_.usable(model)):
@@ -181,7 +170,7 @@ def searched(folder: Path) -> Iterator[Facts]:
 
 
 def adds_up(folder: Path, factor: float) -> Iterator[Facts]:
-    """Yield, for each model, how many settings harm by their boundaries' sum, within a factor."""
+    """Yield, for each model, how many settings cost the sum of their boundaries' costs, within a factor."""
     all_ = measured(folder)
     rows = all_.settings[(all_.settings.predicted > 0) & (all_.settings.batch == 0)]
     for model in all_.models:
@@ -190,17 +179,19 @@ def adds_up(folder: Path, factor: float) -> Iterator[Facts]:
 
 
 def for_all_widths(folder: Path, widths: Sequence[int], within: float) -> Iterator[Facts]:
-    """Yield how far the model for all widths is at each of some (0: without a codec) above one trained for it alone."""
+    """Yield, for some widths (0: no codec), the loss of the model for all widths above that of one trained for it
+    alone.
+    """
     all_ = measured(folder)
     for bits in widths:
         alone = str(bits or "none")
         if {"one-shot", alone} <= set(all_.losses.arm):
             found = judge("loss", all_.of_arm("one-shot", bits), all_.of_arm(alone, bits), within)
-            yield {**_judged(found, all_.mean(alone, bits)), "bits": bits}
+            yield _judged(found, all_.mean(alone, bits), bits)
 
 
 def parts(folder: Path) -> Facts | None:
-    """Return how far the one-shot model is above one whose widths are drawn, in the mean over the widths."""
+    """Return the mean over widths of the one-shot model's loss above that of a model with drawn widths."""
     all_ = measured(folder)
     if not {"one-shot", "drawn"} <= set(all_.losses.arm):
         return None
@@ -214,28 +205,20 @@ def parts(folder: Path) -> Facts | None:
     return _judged(judge("loss", ours, base, 0.0), all_.mean("drawn", 8))
 
 
-def _judged(found: Judgement, loss: float) -> Facts:
-    shown = experiments.shown_words(found, loss, seed_s())
-    return {"judgement": found, "interval": span(found, "seeds"), "shown": shown}
+def _judged(found: Judgement, loss: float, bits: int = 0) -> Facts | None:
+    return experiments.loss_facts(found, loss, seed_s(), interval=span(found, "seeds"), bits=bits)
 
 
-def of_layers_and_steps(folder: Path) -> Iterator[Facts]:
-    """Yield the gain of bits that were searched for a diffusion transformer's residuals."""
-    return denoising_figures.gains(denoising_figures.denoising(folder))
-
-
-def of_layers_and_steps_add_up(folder: Path, factor: float) -> Iterator[Facts]:
-    """Yield, for each number of steps, how many settings err by the sum of what they change, within a factor."""
-    return denoising_figures.adds_up(denoising_figures.denoising(folder), factor)
+of_layers_and_steps, of_layers_and_steps_add_up = denoising_figures.gains, denoising_figures.adds_up
 
 
 def spread(all_: Measured, model: str, bits: int) -> str:
-    """Say how far boundaries differ at a width, beside what the next smaller width does."""
+    """Compare the spread of boundaries at a width with the effect of the next smaller width."""
     rows = all_.sensitivity[all_.sensitivity.model == model]
     here = rows[rows.bits == bits].divergence
     below = rows[rows.bits == rows.bits[rows.bits < bits].max()].divergence
     return (
-        f"boundaries differ {here.max() / here.min():.1f} times, and the next smaller width harms "
+        f"boundaries differ by a factor of {here.max() / here.min():.1f}, and the next smaller width costs "
         f"{below.mean() / here.mean():.0f} times as much"
     )
 
@@ -249,7 +232,7 @@ def answer(folder: Path) -> str:
             budget: all(all_.found(model, budget, cost) == all_.found(model, budget) for cost in COSTS)
             for budget in all_.usable(model)
         }
-        same.append(f"of {' or '.join(str(each) for each in uniform if uniform[each]) or 'no'} bits ({NAMES[model]})")
+        same.append(f"at {' or '.join(str(each) for each in uniform if uniform[each]) or 'no'} bits ({NAMES[model]})")
     said = (
         "**Answer.** Boundaries are about equally sensitive: for equal bytes, or seconds over unequal links, a search "
         f"finds uniform widths {' and '.join(same)}. {denoising_figures.answer(denoising_figures.denoising(folder))}"
@@ -257,7 +240,8 @@ def answer(folder: Path) -> str:
     if worse := [
         f"{each['judgement'].value:+.4f} at {each['bits']}" for each in for_all_widths(folder, (4, 2, 1), 0.0)
     ]:
-        said += f" One model for all widths, less one trained for each alone: {', '.join(worse)} bits."
+        alone = "one for each alone, which 60 steps barely change"
+        said += f" Loss of one model for all widths vs {alone}: {', '.join(worse)} bits."
     return said
 
 
@@ -266,7 +250,6 @@ def blocks(folder: Path) -> dict[str, str]:
     all_, denoising = measured(folder), denoising_figures.denoising(folder)
     return {
         "answer": experiments.prose(answer(folder)),
-        "claims": claims_table(claims(folder)),
         "settings": settings_table(all_),
         "sensitivity": sensitivity_table(all_),
         "training": training_table(all_),
@@ -293,36 +276,36 @@ def _search_panel(axes: Axes, all_: Measured, model: str) -> None:
 
 
 def _training_panel(axes: Axes, all_: Measured) -> None:
-    at = range(len(all_.widths))
     for arm, (words, colour, marker) in ARMS.items():
         if arm in set(all_.losses.arm):
-            seeds = sorted(all_.of_arm(arm, UNCODED))
-            per_seed = [[all_.of_arm(arm, bits)[seed] for bits in all_.widths] for seed in seeds]
-            experiments.band(axes, list(at), per_seed, colour, words, marker=marker)
-    axes.set_xticks(list(at), ["none" if not bits else str(bits) for bits in all_.widths])
+            rows = all_.losses[all_.losses.arm == arm]
+            plots.curve(
+                axes, rows.assign(at=rows.bits.map(all_.widths.index)), "at", "loss", colour, words, marker=marker
+            )
+    axes.set_xticks(range(len(all_.widths)), ["none" if not bits else str(bits) for bits in all_.widths])
     axes.set_title("trained on with ...")
-    axes.set_xlabel("bits of every boundary, judged")
+    axes.set_xlabel("bits of every boundary in the evaluation")
     axes.set_ylabel("held-out loss, nats")
 
 
 def draw(all_: Measured) -> Figure:
-    """Draw what the searches find for each model, and the trained models at each width."""
-    figure = Figure(figsize=(11.5, 4.4), layout="constrained")
-    *searched, trained = figure.subplots(1, len(all_.models) + 1, squeeze=False)[0]
+    """Draw the searches' results for each model, and the trained models at each width."""
+    figure, ((*searched, trained),) = plots.panels(1, len(all_.models) + 1, (11.5, 4.4))
     for axes, model in zip(searched, all_.models, strict=True):
         _search_panel(axes, all_, model)
     searched[0].set_ylabel("held-out loss above no codec, nats")
     _training_panel(trained, all_)
     trained.legend(fontsize=8)
-    figure.legend(*searched[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
-    style.state(figure, "For equal bytes a search finds uniform widths; one model for all widths is a compromise")
+    finding = "For equal bytes a search finds uniform widths; one model for all widths is a compromise"
+    plots.finish(figure, finding, searched[0], columns=3, fontsize=8)
     return figure
 
 
+FIGURES = {
+    "widths": lambda folder: draw(measured(folder)),
+    "denoising": lambda folder: denoising_figures.draw(denoising_figures.denoising(folder)),
+}
+
+
 if __name__ == "__main__":
-    _, made = experiments.folders(HERE.name, "Draw the figures of mixed_precision and make its tables.")
-    figures = {
-        "widths": lambda folder: draw(measured(folder)),
-        "denoising": lambda folder: denoising_figures.draw(denoising_figures.denoising(folder)),
-    }
-    experiments.draw_and_publish(HERE, made, figures, blocks, claims)
+    publishing.run(globals())

@@ -6,21 +6,16 @@ same bytes, or for the same seconds over links of unequal rates: by the sum of w
 what all of them cost together, measured at each step.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import boundaries
 import torch
 
 from testbed import csv_rows
-from testbed.errors import TestbedError
 from testbed.policies import precision
 
 MODELS = {"gpt2-mini-trained": (4, 4, 256, 16), "smollm2-135m": (6, 1, 128, 6)}
@@ -147,33 +142,19 @@ def seconds_of(values: int, rates: Sequence[float]) -> float:
     return sum(32 * values / (1e6 * rate) for rate in rates)
 
 
-def main() -> int:
+def main(asked: argparse.Namespace) -> None:
     """Go through the models; those in the tables are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=boundaries.HERE, help="folder for the tables (%(default)s)")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--quick", action="store_true", help="a short form, on a small random model")
-    asked = parser.parse_args()
-    asked.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    done = {row["model"] for row in csv_rows.read_records(asked.output / "settings.csv")}
-    try:
-        for model, (stages, sequences, length, batches) in (QUICK if asked.quick else MODELS).items():
-            if model in done or not (asked.quick or model in asked.models):
-                continue
-            cut = boundaries.Cut(model, stages, sequences=sequences, length=length, seed=0, precision="fp32")
-            rows = sensitivities(cut, model)
-            for row in rows:
-                print(*row, flush=True)  # noqa: T201
-            harm = [{row.bits: row.divergence for row in rows if row.boundary == at} for at in range(cut.boundaries)]
-            found = settings(cut, model, harm, batches, sequences * length * cut.parts[0].width)
-            csv_rows.append_rows(asked.output / "sensitivity.csv", rows)
-            csv_rows.append_rows(asked.output / "settings.csv", found)
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+    table = csv_rows.Table(asked.output / "settings.csv", Setting, "model", say=False)
+    sensitivity = csv_rows.Table(asked.output / "sensitivity.csv", Sensitivity)
+    for model, (stages, sequences, length, batches) in (QUICK if asked.quick else MODELS).items():
+        if (model,) in table:
+            continue
+        cut = boundaries.Cut(model, stages, sequences=sequences, length=length, seed=0, precision="fp32")
+        rows = sensitivities(cut, model)
+        harm = [{row.bits: row.divergence for row in rows if row.boundary == at} for at in range(cut.boundaries)]
+        sensitivity.add(rows)
+        table.add(settings(cut, model, harm, batches, sequences * length * cut.parts[0].width))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    csv_rows.run_program(main, __doc__, boundaries.HERE)

@@ -11,10 +11,8 @@ one-shot  the paper's: in each step a pass at the most bits, which is the teache
           to what arrived in the teacher's pass; the smallest width is withheld from the least stable boundaries
 """
 
-from __future__ import annotations
-
+import argparse
 import random
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +21,6 @@ import torch
 from torch import Tensor
 
 from testbed import csv_rows, keyed
-from testbed.errors import TestbedError
 from testbed.policies import precision
 from testbed.workloads.data import Batch
 
@@ -128,28 +125,17 @@ def trained(arm: str, seed: int, steps: int, setting: tuple[str, int, int, int],
     return [Loss(arm, seed, steps, learner.passes, bits, loss) for bits, loss in zip(at, means, strict=True)]
 
 
-def main() -> int:
+def main(asked: argparse.Namespace) -> None:
     """Train all arms; those in the table are kept."""
-    asked = csv_rows.asked_of(sys.argv[1:], __doc__, boundaries.HERE)
-    asked.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    path = asked.output / "losses.csv"
     seeds, steps, setting, held_out = SEEDS, STEPS, (MODEL, STAGES, SEQUENCES, LENGTH), HELD_OUT
     if asked.quick:
         seeds, steps, setting, held_out = range(2), 4, QUICK, 2
-    done = {(row["arm"], int(row["seed"])) for row in csv_rows.read_records(path)}
-    try:
-        for seed in seeds:
-            for arm in ("untrained", *ARMS):
-                if (arm, seed) not in done and (arm != "untrained" or not seed):
-                    rows = trained(arm, seed, 0 if arm == "untrained" else steps, setting, held_out)
-                    csv_rows.append_rows(path, rows)
-                    print(arm, seed, *(f"{row.bits}: {row.loss:.4f}" for row in rows), flush=True)  # noqa: T201
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+    table = csv_rows.Table(asked.output / "losses.csv", Loss, "arm", "seed")
+    for seed in seeds:
+        for arm in ("untrained", *ARMS):
+            if (arm, seed) not in table and (arm != "untrained" or not seed):
+                table.add(trained(arm, seed, 0 if arm == "untrained" else steps, setting, held_out))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    csv_rows.run_program(main, __doc__, boundaries.HERE)

@@ -1,4 +1,4 @@
-"""Make the maps, summary.csv, the claims and the README's blocks of networks_x_codecs from its sweep's results.
+"""Generates the maps, summary.csv, claims and README blocks of networks_x_codecs from its sweep's results.
 
 python experiments/networks_x_codecs/figures.py [--results results/networks_x_codecs] [--output
 experiments/networks_x_codecs]
@@ -7,7 +7,6 @@ experiments/networks_x_codecs]
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ import numpy as np
 import pandas as pd
 
 from testbed import units
-from testbed.report import claim_rows, experiments, maps, style
+from testbed.report import experiments, maps, publishing
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim
 from testbed.report.maps import BASELINE, MILDEST_WITHIN, PAYS, Grid, stops_paying_bps
 
-NAME = "networks_x_codecs"
 WANTED_DELAY_S = 0.01
 """The delay of the table of limits."""
 _COLUMNS = [
@@ -31,7 +28,7 @@ _COLUMNS = [
 
 
 def limits_table(made: Sequence[Grid]) -> Any:
-    """Return up to which rate each codec pays, by device, over links of the delay that is nearest to WANTED_DELAY_S."""
+    """Return the rate up to which each codec pays, by device, over links with the delay nearest to WANTED_DELAY_S."""
     said = {}
     for grid in made:
         row = min(range(len(grid.delays_s)), key=lambda at: abs(grid.delays_s[at] - WANTED_DELAY_S))
@@ -43,7 +40,7 @@ def limits_table(made: Sequence[Grid]) -> Any:
 
 
 def _by_device(said: Mapping[tuple[str, str], str], name: str) -> Any:
-    """Return a table of what is said of each codec or network, as `name` says, and device."""
+    """Return a table of texts by codec or network (as `name` states) and device."""
     frame = pd.DataFrame([(*key, words) for key, words in said.items()], columns=[name, "device", "words"])
     return frame.pivot_table(index=name, columns="device", values="words", aggfunc="first", sort=False).reset_index()
 
@@ -69,7 +66,7 @@ def shipped_table(runs: Any) -> Any:
 
 
 def settings(runs: Any) -> str:
-    """Say what the runs were made with, without naming each of a hundred links."""
+    """Describe the conditions of the runs, without naming each of a hundred links."""
     first = runs.iloc[0]
     steps = f"{first['workload.model']}, {first['workload.sequence_length']} tokens per micro-batch"
     kinds = [
@@ -88,7 +85,7 @@ def settings(runs: Any) -> str:
 
 
 def titles(made: Sequence[Grid]) -> tuple[str, str, str]:
-    """Return what each figure says, computed from the grids."""
+    """Return the finding of each figure, computed from the grids."""
     return (
         f"{BASELINE} is as good as any codec: {'; '.join(map(_enough_words, made))}",
         f"The fastest codec: up to {', '.join(f'{most_gained(grid):.3g}x on {grid.device}' for grid in made)}",
@@ -97,7 +94,7 @@ def titles(made: Sequence[Grid]) -> tuple[str, str, str]:
 
 
 def most_gained(grid: Grid) -> float:
-    """Return how many times as fast as the baseline the fastest codec is, where it gains most."""
+    """Return the largest speed-up of the fastest codec over the baseline."""
     return float(np.nanmax(grid.step_s[BASELINE] / grid.best_s))
 
 
@@ -109,8 +106,8 @@ def _enough_words(grid: Grid) -> str:
 
 
 def baseline_enough_bps(grid: Grid) -> int | None:
-    """Return the slowest rate from which on the baseline is within MILDEST_WITHIN of the fastest at every delay; None
-    where there is none.
+    """Return the lowest rate from which on the baseline is within MILDEST_WITHIN of the fastest at every delay; None if
+    there is none.
     """
     near = (grid.step_s[BASELINE] <= grid.best_s * (1 + MILDEST_WITHIN)).all(axis=0)
     held = [rate for at, rate in enumerate(grid.rates_bps) if near[at:].all()]
@@ -118,7 +115,7 @@ def baseline_enough_bps(grid: Grid) -> int | None:
 
 
 def blocks(folder: Path) -> dict[str, str]:
-    """Return what the README says of summary.csv."""
+    """Return the README's blocks from summary.csv."""
     runs = pd.read_csv(folder / "summary.csv")
     made = maps.grids(runs)
     choice, speed_up, _ = titles(made)
@@ -130,14 +127,14 @@ def blocks(folder: Path) -> dict[str, str]:
         f"{choice}. {speed_up}."
     )
     return {
-        "answer": "\n".join(textwrap.wrap(answer, 118)),
-        "limits": experiments.markdown_of(limits_table(made)),
-        "shipped": experiments.markdown_of(shipped_table(runs)),
+        "answer": experiments.prose(answer),
+        "limits": limits_table(made),
+        "shipped": shipped_table(runs),
     }
 
 
 def enough(folder: Path) -> Iterator[Facts]:
-    """Yield for each device the rate from which on no codec is worth its place, and the largest gain below it."""
+    """Yield for each device the rate from which on no codec pays, and the largest gain below it."""
     for grid in maps.grids(pd.read_csv(folder / "summary.csv")):
         rate, delays_ms = baseline_enough_bps(grid), [1e3 * delay_s for delay_s in grid.delays_s]
         yield {
@@ -150,18 +147,15 @@ def enough(folder: Path) -> Iterator[Facts]:
         }
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return, for each device, up to which rate codecs are worth their place."""
-    return claim_rows.claims(globals(), folder)
-
-
-if __name__ == "__main__":
-    results, output = experiments.folders(NAME, "Maps, summary.csv, the claims and the README's blocks.")
+def write(results: Path, output: Path) -> None:
+    """Write summary.csv, and draw it."""
     runs = experiments.runs_frame(results)
     runs[_COLUMNS].to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     made, foot = maps.grids(runs), settings(runs)
     figures = {"choice": maps.draw_choice, "speed-up": maps.draw_speed_up, "limits": maps.draw_limits}
-    with style.applied():
-        for (name, draw), title in zip(figures.items(), titles(made), strict=True):
-            experiments.save_figure(draw(made, title, foot), output, name)
-    experiments.publish(output, blocks(output), claims(output))
+    for (name, draw), title in zip(figures.items(), titles(made), strict=True):
+        publishing.save_figure(draw(made, title, foot), output, name)
+
+
+if __name__ == "__main__":
+    publishing.run(globals())

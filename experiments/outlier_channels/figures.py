@@ -1,9 +1,7 @@
-"""Draw the figure of outlier_channels and make its tables: `python experiments/outlier_channels/figures.py`.
+"""Draws the figure and generates the tables of outlier_channels: `python experiments/outlier_channels/figures.py`.
 
 This reads tensors.csv and codecs.csv from the output folder, which measure.py writes.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +11,11 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, numbers, plots, publishing
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import markdown_table, percent, three
 
-HERE = Path(__file__).resolve().parent
-NAMES = {
-    "gpt2-nano": "GPT-2 nano, random",
-    "gpt2-mini": "GPT-2 mini, random",
-    "gpt2-mini-trained": "GPT-2 mini, trained",
-    "smollm2-135m": "SmolLM2-135M",
-}
+NAMES = experiments.MODELS
 WAYS = {"forward": "activations X", "backward": "gradients G"}
 SENT = {"forward": "X", "backward": "G"}
 _GROUPED = [f"int{bits}(group=64)" for bits in (2, 3, 4, 6, 8)]
@@ -47,7 +38,7 @@ PAIRS = [
     ("int4(group=64)", "hadamard(int4(group=64))"),
     ("int4(group=64)", "tah"),
 ]
-"""A codec, and the one whose error is divided by its."""
+"""A codec, and the one whose error is divided by its error."""
 
 
 def measured(folder: Path) -> tuple[Any, Any]:
@@ -55,14 +46,9 @@ def measured(folder: Path) -> tuple[Any, Any]:
     return pandas.read_csv(folder / "tensors.csv"), pandas.read_csv(folder / "codecs.csv")
 
 
-def models_of(codecs: Any) -> list[str]:
-    """Return the models that were measured, the random one first."""
-    return [name for name in NAMES if name in set(codecs.model)]
-
-
 def of_codec(codecs: Any, model: str, way: str, codec: str, column: str = "token_error") -> Any:
     """Return one number per boundary, in their order."""
-    rows = codecs[(codecs.model == model) & (codecs.direction == way) & (codecs.codec == codec)]
+    rows = experiments.matching(codecs, {"model": model, "direction": way, "codec": codec})
     return rows.sort_values("boundary")[column].to_numpy()
 
 
@@ -72,16 +58,15 @@ def mean_error(codecs: Any, model: str, way: str, codec: str, column: str = "tok
 
 
 def ratios(codecs: Any, model: str, way: str, plain: str, other: str) -> Any:
-    """Return by which factor `other` errs less than `plain`, one number per boundary."""
+    """Return the ratio of the errors of `plain` and `other`, one number per boundary."""
     return of_codec(codecs, model, way, plain) / of_codec(codecs, model, way, other)
 
 
 # ------------------------------------------------------------------ figure
 def draw(codecs: Any) -> Figure:
     """Draw bits against error: a column per model, activations above gradients; the geometric mean over boundaries."""
-    names = models_of(codecs)
-    figure = Figure(figsize=(10, 7.0), layout="constrained")
-    panels = figure.subplots(2, len(names), sharex=True, sharey=True, squeeze=False)
+    names = experiments.models_of(codecs)
+    figure, panels = plots.panels(2, len(names), (10, 7.0), sharex=True, sharey=True)
     for row, way in zip(panels, WAYS, strict=True):
         for panel, model in zip(row, names, strict=True):
             for label, (texts, colour, marker) in SERIES.items():
@@ -90,25 +75,24 @@ def draw(codecs: Any) -> Figure:
                 panel.plot(bits, errors, color=colour, marker=marker, ms=5, lw=1.3, label=label)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
-            panel.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+            plots.ticks(panel.xaxis, [0.5, 1, 2, 4, 8])
             panel.set_title(f"{NAMES[model]}: {WAYS[way]}")
         row[0].set_ylabel("median relative error of a token")
     for panel in panels[-1]:
         panel.set_xlabel("bits per value on the wire")
-    style.state(figure, "A rotation pays on activations that have outlier channels, and nowhere else")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    finding = "A rotation pays on activations that have outlier channels, and nowhere else"
+    plots.finish(figure, finding, panels[0][0], columns=3)
     return figure
 
 
 # ------------------------------------------------------------------ tables
 def span(values: Any) -> str:
     """Write the range of numbers, one per boundary."""
-    low, high = three(float(min(values))), three(float(max(values)))
-    return low if low == high else f"{low} to {high}"
+    return numbers.span(map(float, values), three)
 
 
 def outliers_table(tensors: Any) -> str:
-    """Return how uneven what is sent is: a row per model, boundary and direction."""
+    """Return the unevenness of the sent tensors: a row per model, boundary and direction."""
     rows = tensors[tensors.model.isin(NAMES)].sort_values(
         "model", key=lambda f: f.map(list(NAMES).index), kind="stable"
     )
@@ -126,8 +110,8 @@ def outliers_table(tensors: Any) -> str:
 
 
 def gains_table(codecs: Any) -> str:
-    """Return by which factor each pair's second errs less, over the boundaries."""
-    names = models_of(codecs)
+    """Return by what factor each pair's second codec reduces the error, over the boundaries."""
+    names = experiments.models_of(codecs)
     headings = ["of", "codec", "against", *(NAMES[model] for model in names)]
     rows = [
         [SENT[way], other, plain, *(span(ratios(codecs, model, way, plain, other)) for model in names)]
@@ -140,7 +124,7 @@ def gains_table(codecs: Any) -> str:
 
 def errors_table(codecs: Any) -> str:
     """Return bits and errors of activations, all codecs: the median token's, and of all values together."""
-    names = models_of(codecs)
+    names = experiments.models_of(codecs)
     kinds = [
         (column, words, model) for column, words in (("token_error", "token"), ("error", "all")) for model in names
     ]
@@ -157,9 +141,9 @@ def errors_table(codecs: Any) -> str:
 
 
 def errs_less(folder: Path) -> Iterator[Facts]:
-    """Yield for each model and rotated codec how many times less it errs than the plain one, over boundaries."""
+    """Yield for each model and rotated codec by what factor it reduces the plain one's error, over boundaries."""
     tensors, codecs = measured(folder)
-    for model in models_of(codecs):
+    for model in experiments.models_of(codecs):
         sent = tensors[(tensors.model == model) & (tensors.direction == "forward")]
         for plain, rotated in (PAIRS[1], PAIRS[-1]):
             values = ratios(codecs, model, "forward", plain, rotated)
@@ -172,16 +156,11 @@ def errs_less(folder: Path) -> Iterator[Facts]:
             }
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return the claims, from the CSVs in the folder alone."""
-    return claim_rows.claims(globals(), folder)
-
-
 def answer(tensors: Any, codecs: Any) -> str:
     """Return the answer in three lines; the tables have every number."""
     forward = tensors[tensors.direction == "forward"]
     said = list[str]()
-    for model in reversed(models_of(codecs)):
+    for model in reversed(experiments.models_of(codecs)):
         gain = span(ratios(codecs, model, "forward", "int4", "hadamard(int4)"))
         largest = f"{span(forward[forward.model == model].channel_ratio)} times"
         of = f" ({largest})" if said else f", whose largest channel is {largest} the median one"
@@ -196,13 +175,13 @@ def blocks(folder: Path) -> dict[str, str]:
     tensors, codecs = measured(folder)
     return {
         "answer": answer(tensors, codecs),
-        "claims": claims_table(claims(folder)),
         "outliers": outliers_table(tensors),
         "gains": gains_table(codecs),
         "errors": errors_table(codecs),
     }
 
 
+FIGURES = {"errors": lambda folder: draw(measured(folder)[1])}
+
 if __name__ == "__main__":
-    _, made = experiments.folders(HERE.name, "Draw the figure of outlier_channels and make its tables.")
-    experiments.draw_and_publish(HERE, made, {"errors": lambda folder: draw(measured(folder)[1])}, blocks, claims)
+    publishing.run(globals())

@@ -4,12 +4,10 @@ experiments/outlier_channels/measure.py`.
 This writes tensors.csv, how uneven channels and tokens are at every boundary of three models, and codecs.csv.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
-from testbed.pipeline import at_boundaries
+from testbed.studies import at_boundaries
 
 HERE = Path(__file__).resolve().parent
 STAGES = {"gpt2-mini": 4, "gpt2-mini-trained": 4, "smollm2-135m": 6}

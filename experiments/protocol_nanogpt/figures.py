@@ -1,26 +1,22 @@
-"""Make the figures, the CSVs, claims.csv and the README's blocks of protocol_nanogpt from what was played and trained.
+"""Generates the figures, CSVs, claims.csv and README blocks of protocol_nanogpt from played cells and trainings.
 
 python -m testbed predict protocol_nanogpt
 python -m testbed sweep protocol_nanogpt
 python experiments/protocol_nanogpt/figures.py [--results results/protocol_nanogpt] [--output FOLDER]
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import training
 from matplotlib.figure import Figure
 
-from testbed.report import claim_rows, experiments, predicted, style
+from testbed.report import experiments, plots, predicted, publishing, style
+from testbed.report.canvas import name_rows, note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import percent
 
-NAME = "protocol_nanogpt"
 RUNS = {"dense": "dense, 2,048 B per token", "subspace": "subspace, 322 B per token"}
 _BUFFER = {
     "link(200Mbit, 50ms)": "cubic, a buffer of one round trip",
@@ -30,13 +26,13 @@ _BUFFER = {
 
 
 def cells(folder: Path) -> Any:
-    """Return the rows of cells.csv; `run` is what the figure calls the record."""
+    """Return the rows of cells.csv; `run` is the record's name in the figure."""
     frame = predicted.cells(folder)
     return frame.assign(run=frame["label.run"])
 
 
 def step_times(folder: Path) -> Any:
-    """Return seconds per step by run (columns) and by what they are of (rows)."""
+    """Return seconds per step by run (columns) and by source (rows)."""
     frame, said = cells(folder), pd.read_csv(folder / "published.csv").set_index("run")
     by = {grid: part.set_index("run") for grid, part in frame.groupby("grid")}
     lossy = by["buffer"][by["buffer"].links == "link(200Mbit, 50ms)"]
@@ -56,7 +52,7 @@ def _lossless(frame: Any) -> Any:
 
 
 def buffers(folder: Path) -> Any:
-    """Return what TCP makes of the subspace run, by transport and by how finely messages are divided."""
+    """Return TCP's effect on the subspace run, by transport and by the packets per message."""
     frame = cells(folder)
     part = frame[frame.grid == "buffer"]
     return pd.DataFrame(
@@ -73,33 +69,34 @@ def buffers(folder: Path) -> Any:
 
 
 def meter(folder: Path, run: str) -> Facts:
-    """Return how far a record's step by its own meter is from what it says, as a share, and over links."""
+    """Return the relative deviation of a record's step by its own meter from the published one, and its step over
+    links.
+    """
     times = step_times(folder)[run]
     said, computed = times["published"], times["their meter, computed"]
     share, name = computed / said - 1, RUNS[run]
     facts = {"said": said, "computed": computed, "played": times["links both ways, played"], "name": name}
-    return {"value": abs(share), "share": share, **facts}
+    return {"value": computed, "share": share, **facts}
 
 
-def times_as_fast(folder: Path, near: float, to_target: bool = False) -> Facts:
-    """Return how many times as fast the subspace run is over links, by the meter and as published; `to_target`: with
-    the steps that each needs.
+def times_as_fast(folder: Path, to_target: bool = False) -> Facts:
+    """Return the speed-up of the subspace run over links, by the meter and as published; `to_target`: counting the
+    steps that each run needs.
     """
     steps, needed = step_times(folder), training.needed(folder)
     ratios = (steps.dense / steps.subspace) / (needed["factor"] if to_target else 1)
     theirs, computed = ratios["published"], ratios["their meter, computed"]
-    about = {"theirs": theirs, "bar": near * theirs, "computed": computed, **needed}
-    return {"value": ratios["links both ways, played"], **about}
+    return {"value": ratios["links both ways, played"], "theirs": theirs, "computed": computed, **needed}
 
 
 def lossless(folder: Path) -> Facts:
-    """Return how far played steps are from arithmetic where no packet is lost."""
+    """Return the deviation of played steps from arithmetic without packet loss."""
     return predicted.explained_by(_lossless(cells(folder)))
 
 
 def small_buffer(folder: Path) -> Facts | None:
-    """Return by how much a buffer of one round trip makes the subspace run's step longer; the short form only computes
-    it.
+    """Return the extension of the subspace run's step by a buffer of one round trip; the short form only computes
+    that step.
     """
     times = step_times(folder).subspace
     played = times["played, a buffer of one round trip"]
@@ -107,11 +104,6 @@ def small_buffer(folder: Path) -> Facts | None:
 
 
 trained, steps_needed = training.loss, training.steps_needed
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what was claimed and what became of it."""
-    return claim_rows.claims(globals(), folder)
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -132,9 +124,8 @@ def blocks(folder: Path) -> dict[str, str]:
     ).replace("%", " %")
     return {
         "answer": experiments.prose(answer + training.answer(folder)),
-        "steps": experiments.markdown_of(table),
-        "buffers": experiments.markdown_of(buffers(folder)),
-        "claims": claims_table(claims(folder)),
+        "steps": table,
+        "buffers": buffers(folder),
         **training.blocks(folder),
     }
 
@@ -142,51 +133,39 @@ def blocks(folder: Path) -> dict[str, str]:
 def draw(folder: Path) -> Any:
     """Draw seconds per step of both runs as bars."""
     times = step_times(folder)
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.1), layout="constrained", sharey=True)
+    figure, (row,) = plots.panels(1, 2, (9.2, 3.1), sharey=True)
     colours = [style.INK, style.MUTED, "#e69f00", "#56b4e9", "#0072b2", "#7b4fa3"]
-    for axes, (run, name) in zip(panels, RUNS.items(), strict=True):
+    for axes, (run, name) in zip(row, RUNS.items(), strict=True):
         axes.barh(range(len(times)), times[run], color=colours, height=0.66)
         for place, seconds in enumerate(times[run]):
-            words, colour = (f"{seconds:.1f}", style.PAPER) if pd.notna(seconds) else ("not played", style.MUTED)
-            where, side = (seconds, "right") if pd.notna(seconds) else (0, "left")
-            axes.annotate(
-                words,
-                (where, place),
-                (-4 if side == "right" else 4, 0),
-                textcoords="offset points",
-                va="center",
-                ha=side,
-                color=colour,
-                fontsize=8.5,
-            )
+            inside: Any = {"ha": "right", "color": style.PAPER} if pd.notna(seconds) else {"color": style.MUTED}
+            words, at = (f"{seconds:.1f}", seconds) if pd.notna(seconds) else ("not played", 0)
+            note(axes, words, (at, place), (-4 if at else 4, 0), va="center", size=8.5, **inside)
         axes.axvline(times[run]["published"], color=style.INK, lw=0.8, ls=":")
         axes.set(title=name, xlabel="seconds per step", xlim=(0, times[run].max() * 1.03))
-        axes.grid(axis="y", visible=False)
-    panels[0].set_yticks(range(len(times)), times.index)
-    panels[0].invert_yaxis()
-    style.state(figure, "Both records follow from their simulated link; real links carry both directions at once")
+        name_rows(axes, list(times.index))
+    plots.finish(figure, "Both records follow from their simulated link; real links carry both directions at once")
     return figure
 
 
 def draw_steps(folder: Path) -> Figure:
     """Draw the trained arms' losses against steps."""
-    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
-    training.draw(figure.subplots(), folder)
+    figure, ((axes,),) = plots.panels(1, 1, (7.6, 3.8))
+    training.draw(axes, folder)
     losses = training.Losses(folder)
-    found = losses.against(training.SUBSPACE, losses.equal)
-    ends = "" if found is None else f": {found.value:+.2f} nats after equal steps"
-    style.state(figure, f"Training through 40 of 256 channels{ends}")
+    names = {
+        losses.equal: "after equal steps",
+        losses.longer: f"after {losses.longer / losses.equal:.2f} times as many",
+    }
+    found = {words: losses.against(training.SUBSPACE, steps) for steps, words in names.items()}
+    ends = ",\n".join(f"{experiments.with_ends(each, '{:+.2f}')} {words}" for words, each in found.items() if each)
+    plots.finish(figure, f"Nats above the dense run: {ends}")
     return figure
 
 
-def main() -> None:
-    """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
-    here = Path(__file__).parent
-    results, output = experiments.folders(NAME, "Figures, CSVs and the README's blocks.")
-    (output / predicted.FILE).write_bytes((results / predicted.FILE).read_bytes())
-    training.write(results, output)
-    experiments.draw_and_publish(here, output, {"step-time": draw, "steps": draw_steps}, blocks, claims)
+FIGURES = {"step-time": draw, "steps": draw_steps}
+write = training.write
 
 
 if __name__ == "__main__":
-    main()
+    publishing.run(globals())

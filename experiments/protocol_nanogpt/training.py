@@ -1,7 +1,5 @@
 """What sweep.toml's trainings say of the steps that ProtocolNanoGPT's two records need, from the CSVs of a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from testbed.codecs.catalogue import placement
 from testbed.metrics import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiment_tables, experiment_verdicts, experiments
+from testbed.report import experiment_tables, experiment_verdicts, experiments, plots
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
 
@@ -24,8 +22,9 @@ SAME_LOSS = 0.01
 """Of the dense run's loss: what counts as a difference where seeds are counted."""
 _PICTURE = """![Validation loss against steps](steps.png)
 
-The dotted line is where the dense runs end; bands are from the lowest to the highest of the seeds. The long run has the
-records' ratio of steps."""
+Marks are the ends, which alone compare: every run's rate decays to its own end, so a long run's curve is above a short
+one's at equal steps. Lines and bands are from the lowest to the highest of the seeds; the dotted line is where the
+dense runs end. The long run has the records' ratio of steps."""
 TRAINING_S = 55.0 * 160 / 250
 """Of one core, for one training of 160 steps: 250 took 55 s, two side by side on an idle machine of 2 cores."""
 _COLOURS = {DENSE: "#222222", SUBSPACE: "#0072b2", LOW_RANK: "#7b4fa3"}
@@ -92,10 +91,8 @@ def loss(folder: Path, longer: bool = False, base: str = DENSE) -> Facts | None:
         return None
     losses = Losses(folder)
     found = losses.against(SUBSPACE, losses.longer if longer else losses.equal, base)
-    if found is None:
-        return None
-    shown = experiments.shown_words(found, losses.loss, 2 * TRAINING_S, SAME_LOSS * losses.loss)
-    return {"judgement": found, "part": found.value / losses.loss, "shown": shown, **needed(folder)}
+    size = SAME_LOSS * losses.loss
+    return experiments.loss_facts(found, losses.loss, 2 * TRAINING_S, size, **needed(folder))
 
 
 def needed(folder: Path) -> dict[str, float]:
@@ -131,30 +128,27 @@ def answer(folder: Path) -> str:
     )
 
 
+@experiments.table
 def table(folder: Path) -> Any:
     """Return a row for each arm: its rate, steps and loss, and what it is above the dense run."""
     losses = Losses(folder)
     rates = losses.tables.seeds.drop_duplicates(["codec", "training.steps"])
-    rows = []
     for codec, steps in losses.curves[["codec", "steps"]].drop_duplicates().itertuples(index=False):
         ends = losses.last(codec, steps)
         arm = rates[(rates.codec == codec) & (rates["training.steps"] == steps)].iloc[0]
         found = None if codec == DENSE else losses.against(codec, steps)
         above = "" if found is None else f"{found.value:+.3f} ({experiments.interval_words(found)})"
-        rows.append(
-            {
-                "codec": codec,
-                "model": arm["workload.model"],
-                "steps": steps,
-                "rate": f"{arm['optimiser.learning_rate']:g}",
-                "kB per step": f"{arm.payload_bytes_per_step / 1e3:.0f}",
-                "validation loss": f"{sum(ends.values()) / len(ends):.3f}",
-                "above the dense run": above,
-                "of the loss": "" if found is None else percent(found.value / losses.loss, "{:+.1f}"),
-                "seeds": len(ends),
-            }
-        )
-    return pd.DataFrame(rows)
+        yield {
+            "codec": codec,
+            "model": arm["workload.model"],
+            "steps": steps,
+            "rate": f"{arm['optimiser.learning_rate']:g}",
+            "kB per step": f"{arm.payload_bytes_per_step / 1e3:.0f}",
+            "validation loss": f"{sum(ends.values()) / len(ends):.3f}",
+            "above the dense run": above,
+            "of the loss": "" if found is None else percent(found.value / losses.loss, "{:+.1f}"),
+            "seeds": len(ends),
+        }
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -177,17 +171,12 @@ def draw(axes: Axes, folder: Path) -> None:
     losses = Losses(folder)
     names = {DENSE: "dense, bf16", SUBSPACE: "subspace, 40 of 256 channels", LOW_RANK: "low rank, as many bytes"}
     for (codec, steps), rows in losses.curves.groupby(["codec", "steps"]):
-        wide = rows.pivot_table(index="step", columns="seed", values="loss").dropna()
-        longer = steps == losses.longer
         name = f"{names[str(codec)]}, {steps} steps" if codec == SUBSPACE else names[str(codec)]
-        experiments.band(
-            axes,
-            wide.index.tolist(),
-            wide.T.to_numpy().tolist(),
-            _COLOURS[str(codec)],
-            name,
-            dash="--" if longer else "-",
-        )
+        dash = "--" if steps == losses.longer else "-"
+        plots.curve(axes, rows, "step", "loss", _COLOURS[str(codec)], "", dash=dash, alpha=0.35)
+        ends = list(losses.last(str(codec), int(steps)).values())
+        found = plots.Spread(sum(ends) / len(ends), (min(ends), max(ends)))
+        plots.estimates(axes, [(steps, found)], _COLOURS[str(codec)], label=name, hollow=dash == "--", ms=7)
     axes.axhline(losses.loss, color=_COLOURS[DENSE], lw=0.8, ls=":")
     experiments.floor_line(axes, losses.tables.seeds)
     axes.set(xlabel="optimiser steps", ylabel="validation loss, nats per token")

@@ -1,15 +1,12 @@
-"""Make the CSVs, the figures, the claims and the README's generated blocks of seed_activation_delta: `python
+"""Generates the CSVs, figures, claims and README blocks of seed_activation_delta: `python
 experiments/seed_activation_delta/figures.py`.
 
-This reads the results of the sweep, redundancy.csv from the output folder if it is there (redundancy.py writes it), and
-published.csv: what the authors of activation delta (Bedoya and Zhang) report of 20 steps of one run each, without a
-network, with bytes by formula. Written beside the README, summary.csv keeps its rows of models and batches that these
+Reads the results of the sweep, redundancy.csv from the output folder if present (written by redundancy.py), and
+published.csv: the numbers reported by the authors of activation delta (Bedoya and Zhang) for 20 steps of one run each,
+without a network, with bytes by formula. summary.csv next to the README keeps its rows of models and batches that these
 results lack: GPT-2 small takes half an hour.
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import testbed
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiment_tables, experiments, style
-from testbed.report.canvas import HOLLOW_DASH, Handle, canvas
+from testbed.report import claim_rows, experiment_tables, experiments, plots, publishing, style
+from testbed.report.canvas import HOLLOW_DASH, Handle, canvas, name_rows, note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
+from testbed.report.claims import Claim
 from testbed.report.collect import codec_order
 from testbed.report.numbers import percent
 from testbed.report.remarks import labelled
@@ -39,10 +35,10 @@ ARM = ["model", "batches", "profile", "codec"]
 PAIR = ["model", "batches", "profile", "seed"]
 BASELINE, UNSHAPED = "fp32", "datacenter"
 INT4 = "fwd=int4, bwd=int8"
-"""What delta(int4) is without differences: its gradients go as int8."""
+"""delta(int4) without differences: its gradients are sent as int8."""
 FRESH, REPEATED = "fresh", "repeated"
 LONGER_SEED_S, LEARNED_SEED_S = 2 * 65.6, 2 * 8.4
-"""Of one core, for one more seed of two arms of GPT-2 mini with random and with learned weights. Measured on
+"""Seconds of one core for one more seed of two arms of GPT-2 mini, with random and with learned weights. Measured on
 2026-11-23, without a network."""
 MB = 1e6
 
@@ -83,8 +79,8 @@ def late_losses(curves: Any) -> Any:
 def moved(folder: Path) -> Any:
     """Return the megabytes of all training steps of each run: payloads forward, payloads both ways, and IP packets.
 
-    Of two stages the first sends activations only, the second their gradients only. Packets are counted from one record
-    to the next, so the first step has no number; it is taken for a mean one.
+    The first of two stages sends activations only, the second gradients only. Packets are counted from record to
+    record, so the first step has no count; it is assumed to be an average one.
     """
     steps = testbed.steps(folder, by_stage=True)
     stages = steps[steps.phase == "train"].groupby([*RUN, "stage"])
@@ -99,7 +95,7 @@ def moved(folder: Path) -> Any:
 
 
 def summarised(runs: Any) -> Any:
-    """Return one row per arm, small models first: means over its runs, and the spread of what differs between seeds."""
+    """Return one row per arm, small models first: means over its runs, and the spread over seeds."""
     rows = runs.groupby(ARM, sort=False)
     losses = ["mean_train_loss", "last_train_loss", "validation_loss", "uncompressed_loss"]
     differences = ["difference", "train_difference"]
@@ -117,7 +113,7 @@ def summarised(runs: Any) -> Any:
 
 
 def with_committed(arms: Any, output: Path) -> Any:
-    """Return the arms, and those of summary.csv beside the README whose model and batches these lack."""
+    """Return the arms, and those of the README's summary.csv whose model and batches these lack."""
     if output.resolve() != HERE:
         return arms
     before, setting = pandas.read_csv(HERE / "summary.csv"), ["model", "batches"]
@@ -127,7 +123,7 @@ def with_committed(arms: Any, output: Path) -> Any:
 
 
 def split(arms: Any) -> tuple[Any, Any, Any]:
-    """Return the arms of the largest and the smallest model that began with random weights, and of learned ones."""
+    """Return the arms of the largest and the smallest model with random initial weights, and of learned weights."""
     learned = arms.model.isin(models.MADE)
     random = arms[~learned]
     sizes = sorted(set(random.model), key=list(models.SIZES).index)
@@ -145,7 +141,7 @@ def speed_up(rows: Any, value: str) -> Any:
 
 # ------------------------------------------------------------------ tables
 def published_table(arms: Any) -> Any:
-    """Return the published rows, then ours of the largest model, which in the full form is theirs."""
+    """Return the published rows, then ours of the largest model, in the full form the published one."""
     ours, _, _ = split(arms)
     ours = ours.assign(speed_up=speed_up(ours, "mean_step_s"), certificate=np.where(ours.certified, "pass", "FAIL"))
     theirs = pandas.read_csv(HERE / "published.csv").assign(profile="published: none")
@@ -195,26 +191,21 @@ def long_table(arms: Any) -> Any:
     )
 
 
+@experiments.table
 def finetuned_table(folder: Path) -> Any:
-    """Return a row for each kind of batches and codec of the learned weights: losses, and how far fp32's they are."""
+    """Return a row for each kind of batches and codec of the learned weights: losses, and differences from fp32's."""
     runs = learned_runs(folder)
-    rows = []
     for (batches, codec), part in runs.groupby(["batches", "codec"], sort=False):
         row = {"batches": batches, "codec": labelled(codec), "seeds": part.seed.nunique()}
         for column, name in LOSSES.items():
             found = compared(runs, column, 0.0, batches, codec, BASELINE)
-            if codec == BASELINE or found is None:
-                row[name] = f"{part[column].mean():.4f}"
-            elif found.interval is None:
-                row[name] = f"{found.value:+.4f}"
-            else:
-                row[name] = f"{found.value:+.4f} ({found.interval.low:+.4f} to {found.interval.high:+.4f})"
-        rows.append(row)
-    return pandas.DataFrame(rows)
+            own = codec == BASELINE or found is None
+            row[name] = f"{part[column].mean():.4f}" if own else experiments.with_ends(found, "{:+.4f}")
+        yield row
 
 
 def learned_runs(folder: Path) -> Any:
-    """Return the rows of seeds.csv of learned weights, and where there are none of the smallest model."""
+    """Return the rows of seeds.csv of learned weights; without any, those of the smallest model."""
     if not (path := folder / experiments.SEEDS).is_file():
         return pandas.DataFrame()
     runs = pandas.read_csv(path)
@@ -226,23 +217,22 @@ def learned_runs(folder: Path) -> Any:
 
 
 def compared(runs: Any, column: str, bound: float, batches: str, ours: str, base: str) -> Judgement | None:
-    """Judge that a codec's loss is at most `bound` nats above another's on the same batches; None without its runs."""
-    of_batches = runs[runs.batches == batches]
-    a, b = (of_batches[of_batches.codec == codec].set_index("seed")[column].to_dict() for codec in (ours, base))
+    """Judge whether a codec's loss is at most `bound` nats above another's on the same batches; None without runs."""
+    a, b = (experiments.by_seed(runs, column, batches=batches, codec=codec) for codec in (ours, base))
     return judge("loss", a, b, bound) if a.keys() & b.keys() else None
 
 
 LOSSES = {
     "validation_loss": "validation",
-    "uncompressed_loss": "validation, codec taken out",
+    "uncompressed_loss": "validation, codec removed",
     "mean_train_loss": "training, all steps",
     "late_loss": "training, last quarter",
 }
-"""Columns of seeds.csv, and what they are called."""
+"""Columns of seeds.csv, and their names."""
 
 
 def redundancy_table(ratios: Any) -> Any:
-    """Return what is left of a tensor minus an earlier one, and what int8 makes of both at the smallest gap."""
+    """Return the norm of a tensor minus an earlier one, and int8's error on both at the smallest gap."""
     key = ["model", "tensor", "step", "batches"]
     mean = ratios.groupby([*key, "gap"], sort=False).mean().reset_index()
     wide = mean.pivot(index=key, columns="gap", values="norm_ratio").round(3)
@@ -257,7 +247,7 @@ def redundancy_table(ratios: Any) -> Any:
 
 # ------------------------------------------------------------------ figures
 def legend_of(codecs: list[str], runs: Any) -> list[Handle]:
-    """Return a patch for each codec, and what hollow means where something is."""
+    """Return a patch for each codec, and an entry for hollow marks if there are any."""
     looks = style.looks(codecs)
     handles: list[Handle] = [Patch(facecolor=looks[codec].colour, label=labelled(codec)) for codec in codecs]
     if not runs.certified.all():
@@ -272,7 +262,7 @@ codec in place. {fp32}.
 
 
 def loss_figure(folder: Path) -> Figure:
-    """Draw how far the losses of each codec are from fp32's: on new batches, and on one that repeats."""
+    """Draw the losses of each codec vs fp32: on new batches, and on one repeated batch."""
     runs = learned_runs(folder)
     codecs = [codec for codec in dict.fromkeys(runs.codec) if codec != BASELINE]
     looks = style.looks(codecs)
@@ -280,7 +270,7 @@ def loss_figure(folder: Path) -> Figure:
         (batches, column, title)
         for batches, column, title in (
             (FRESH, "validation_loss", "new batches: validation loss"),
-            (REPEATED, "late_loss", "one batch again and again: training loss"),
+            (REPEATED, "late_loss", "one repeated batch: training loss"),
         )
         if batches in set(runs.batches)
     ]
@@ -294,18 +284,11 @@ def loss_figure(folder: Path) -> Figure:
     figure, panels = canvas(_finding(runs), 0.27 * len(codecs) + 0.2, [], words, len(panels_of), columns=2)
     for axes, (batches, column, title) in zip(panels, panels_of, strict=True):
         for place, codec in enumerate(codecs):
-            found = compared(runs, column, 0.0, batches, codec, BASELINE)
-            if found is None:
-                continue
-            if found.interval is not None:
-                axes.hlines(place, *found.interval, color=looks[codec].colour, lw=1.6)
-            axes.plot(found.value, place, ls="none", marker=looks[codec].marker, color=looks[codec].colour)
+            found = [(place, compared(runs, column, 0.0, batches, codec, BASELINE))]
+            plots.estimates(axes, found, looks[codec].colour, looks[codec].marker, across=True, width=1.6)
         axes.axvline(0, color=style.looks([BASELINE])[BASELINE].colour, lw=1.2)
-        axes.set_yticks(range(len(codecs)), [labelled(codec) for codec in codecs] if axes is panels[0] else [])
-        axes.set_ylim(len(codecs) - 0.4, -0.6)
-        axes.grid(axis="y", visible=False)
-        axes.set_title(title)
-        axes.set_xlabel("less fp32's, nats per token; right is worse")
+        name_rows(axes, [labelled(codec) if axes is panels[0] else "" for codec in codecs])
+        axes.set(title=title, xlabel="vs fp32, nats per token; right is worse")
     return figure
 
 
@@ -327,12 +310,17 @@ too, as published; in brackets all {steps} together. Right: payload of all steps
 """
 
 
-def time_figure(arms: Any) -> Figure:
-    """Draw what a step took and what it moved, beside what was published."""
+LOOK: Any = {"va": "center", "size": 7.8}
+"""Of the number behind a bar."""
+
+
+def time_figure(folder: Path) -> Figure:
+    """Draw the time and traffic of a step, next to the published ones."""
+    arms = pandas.read_csv(folder / "summary.csv")
     large, _, _ = split(arms)
     ours = large[large.batches == FRESH]
     codecs, looks = sorted(set(ours.codec), key=codec_order), style.looks(arms.codec)
-    title, height = _quarter(ours), 0.23 * (len(ours) + 2)
+    title, height = _quarter(folder, ours), 0.23 * (len(ours) + 2)
     words = TIME_WORDS.format(steps=ours.steps.iloc[0])
     figure, (left, right) = canvas(title, height, legend_of(codecs, ours), words, 2, columns=2)
     names: list[str] = []
@@ -340,8 +328,8 @@ def time_figure(arms: Any) -> Figure:
     for row in pandas.read_csv(HERE / "published.csv").itertuples():
         left.barh(len(names), row.mean_step_s, **hatched)
         right.barh(len(names), row.forward_mb, **hatched)
-        number(left, len(names), row.mean_step_s, f"{row.mean_step_s:.2f} s ({row.total_s:.0f} s)")
-        number(right, len(names), row.forward_mb, f"{row.forward_mb:.1f} MB, forward only")
+        note(left, f"{row.mean_step_s:.2f} s ({row.total_s:.0f} s)", (row.mean_step_s, len(names)), (4, 0), **LOOK)
+        note(right, f"{row.forward_mb:.1f} MB, forward only", (row.forward_mb, len(names)), (4, 0), **LOOK)
         names.append(f"published: {'fp32' if row.codec == BASELINE else 'delta as int8'}")
     for row in ours.itertuples():
         place, colour = len(names), looks[row.codec].colour
@@ -349,39 +337,30 @@ def time_figure(arms: Any) -> Figure:
         ends = (0, row.forward_mb, row.both_mb, row.wire_mb)
         for low, high, opacity in zip(ends, ends[1:], (1.0, 0.55, 0.25), strict=False):
             part(right, place, low, high, colour, opacity, certified=row.certified)
-        number(left, place, row.mean_step_s, f"{row.mean_step_s:.2f} s ({row.total_s:.0f} s)")
-        number(right, place, row.wire_mb, f"{row.wire_mb:.1f} MB ({row.forward_mb:.1f} forward)")
+        note(left, f"{row.mean_step_s:.2f} s ({row.total_s:.0f} s)", (row.mean_step_s, place), (4, 0), **LOOK)
+        note(right, f"{row.wire_mb:.1f} MB ({row.forward_mb:.1f} forward)", (row.wire_mb, place), (4, 0), **LOOK)
         names.append(f"{'unshaped' if row.profile == UNSHAPED else row.profile}: {row.codec}")
     for axes, label in ((left, "mean step, s"), (right, "all steps, MB")):
-        axes.set_yticks(range(len(names)), names if axes is left else [])
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set_xlim(0, 1.6 * axes.dataLim.x1)
-        axes.set_xlabel(label)
+        name_rows(axes, names if axes is left else [""] * len(names))
+        axes.set(xlim=(0, 1.6 * axes.dataLim.x1), xlabel=label)
     return figure
 
 
-def _quarter(ours: Any) -> str:
-    unshaped = ours[ours.profile == UNSHAPED].set_index("codec")
-    if not {BASELINE, DELTA} <= set(unshaped.index):
+def _quarter(folder: Path, ours: Any) -> str:
+    unshaped, gain = ours[ours.profile == UNSHAPED].set_index("codec"), times(folder, "consumer-80mbps", 80e6)
+    if gain is None:
         return "Time and bytes on new batches"
-    bytes_share = unshaped.forward_mb[DELTA] / unshaped.forward_mb[BASELINE]
-    gain = unshaped.mean_step_s[BASELINE] / unshaped.mean_step_s[DELTA]
-    fewer = percent(1 - bytes_share, "{:.0f}")
-    return f"{fewer} fewer bytes forward, as many as plain int8 saves; a step is {gain:.2f} times as fast"
+    fewer = percent(1 - unshaped.forward_mb[DELTA] / unshaped.forward_mb[BASELINE], "{:.0f}")
+    speed = f"{gain['value']:.2f} times as fast ({gain['low']:.2f} to {gain['fastest']:.2f})"
+    return f"{fewer} fewer bytes forward, as many as plain int8 saves; a step is {speed}"
 
 
 def part(axes: Axes, place: int, low: float, high: float, colour: str, opacity: float, *, certified: bool) -> None:
-    """Draw a part of a bar; hollow where a run has no certificate."""
+    """Draw a part of a bar; hollow if a run has no certificate."""
     look: dict[str, Any] = (
         {"facecolor": colour, "alpha": opacity} if certified else {"facecolor": "none", "edgecolor": colour}
     )
     axes.barh(place, high - low, left=low, ls=HOLLOW_DASH, **look)
-
-
-def number(axes: Axes, place: int, end: float, text: str) -> None:
-    """Write words after a bar's end."""
-    axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", size=7.8)
 
 
 REDUNDANCY_WORDS = """\
@@ -408,22 +387,18 @@ def redundancy_figure(ratios: Any) -> Figure:
     words = REDUNDANCY_WORDS.format(seeds=", ".join(map(str, sorted(ratios.seed.unique()))))
     title = "New batches differ by as much as they are, whatever the weights; only a batch that repeats is alike"
     figure, panels = canvas(title, 2.6, legend, words, len(moments), columns=len(moments))
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axes, (model, moment) in zip(panels, moments, strict=True):
         of_moment = ratios[(ratios.model == model) & (ratios.step == moment)]
         for (batches, tensor), rows in of_moment.groupby(["batches", "tensor"]):
-            look, by_gap = looks[batches], rows.pivot_table(index="gap", columns="seed", values="norm_ratio")
+            look = looks[batches]
             drawn = {"dash": look.dash, "marker": look.marker} if tensor == "X" else {"dash": ":", "marker": "none"}
-            experiments.band(axes, by_gap.index, by_gap.T.to_numpy(), look.colour, batches, ms=4.5, **drawn)
+            plots.curve(axes, rows, "gap", "norm_ratio", look.colour, batches, ms=4.5, **drawn)
         axes.axhline(1, color=style.INK, lw=0.9)
         axes.set_title(f"{'learned' if model in models.MADE else 'random'}, {moment + 1} steps")
         axes.set(xscale="log", yscale="log", xlabel="gap, steps", xlim=(0.9 * gaps[0], 1.1 * gaps[-1]))
         axes.set_ylim(0.8 * ratios.norm_ratio.min(), 1.25 * ratios.norm_ratio.max())
-        axes.xaxis.set_major_locator(FixedLocator(gaps))
-        axes.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10]))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(plain)
-            axis.set_minor_locator(NullLocator())
+        plots.ticks(axes.xaxis, gaps)
+        plots.ticks(axes.yaxis, [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10])
     for axes in panels[1:]:  # the panels share the axis
         axes.tick_params(labelleft=False)
     panels[0].set_ylabel("|difference| / |tensor|")
@@ -433,12 +408,6 @@ def redundancy_figure(ratios: Any) -> Figure:
 # ------------------------------------------------------------------ from the CSVs alone
 DELTA = "delta-int8"
 CLOSED_4 = "delta(int4)"
-SOURCE = "Bedoya and Zhang, activation delta, as in published.csv (second-hand)"
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what the CSVs of a folder say of the claims; those whose arms they lack are left out."""
-    return claim_rows.claims(globals(), folder)
 
 
 def _theirs() -> list[Any]:
@@ -452,7 +421,7 @@ def _arms(folder: Path, batches: str = FRESH, profile: str = UNSHAPED, size: int
 
 
 def arms_of(folder: Path, batches: str = FRESH, **codecs: str) -> Facts | None:
-    """Return arms of the largest model by name, and as what share fewer bytes `ours` sends than `base`."""
+    """Return arms of the largest model by name, and by what share `ours` sends fewer bytes than `base`."""
     arms = _arms(folder, batches)
     if not {*codecs.values()} <= set(arms.index):
         return None
@@ -463,7 +432,7 @@ def arms_of(folder: Path, batches: str = FRESH, **codecs: str) -> Facts | None:
 
 
 def times(folder: Path, profile: str, rate_bps: float) -> Facts | None:
-    """Return how many times as fast the delta's step is; `high`: what a step would be that sends nothing."""
+    """Return the speed-up of the delta's step; `high`: that of a step that sends nothing."""
     fresh, shaped, codecs = _arms(folder), _arms(folder, profile=profile), [DELTA, "fwd=delta-int8, bwd=fp32"]
     if not all({BASELINE, *codecs} <= set(arms.index) for arms in (fresh, shaped)):
         return None
@@ -499,7 +468,7 @@ def _bound_words(found: Judgement, loss: float) -> str:
     if found.detectable is None:
         return more
     least = percent(found.detectable / loss, "{:.2g}")
-    return f"would have shown {found.detectable:.2g} nats ({least}) from {side}; {more}"
+    return f"can detect {found.detectable:.2g} nats ({least}) from {side}; {more}"
 
 
 def longer(folder: Path, codec: str, share: float) -> Facts | None:
@@ -510,13 +479,11 @@ def longer(folder: Path, codec: str, share: float) -> Facts | None:
     loss, place = fresh.validation_loss[BASELINE], {"model": fresh.model.iloc[0], "batches": FRESH, "profile": UNSHAPED}
     ours, base = place | {"codec": codec}, place | {"codec": BASELINE}
     found = experiments.judge_loss(folder, share * loss, ours, base, "difference")
-    if found is None:
-        return None
-    return {"judgement": found, "bound": found.effect, "shown": experiments.shown_words(found, loss, LONGER_SEED_S)}
+    return experiments.loss_facts(found, loss, LONGER_SEED_S)
 
 
 def premise(folder: Path, learned: bool, batches: str, half: float) -> Facts | None:
-    """Return how far the activations of consecutive steps differ, late in training, as a share of their norm."""
+    """Return the difference of activations of consecutive steps, late in training, as a share of their norm."""
     if not (path := folder / "redundancy.csv").is_file():
         return None
     rows = pandas.read_csv(path)
@@ -528,7 +495,7 @@ def premise(folder: Path, learned: bool, batches: str, half: float) -> Facts | N
         return None
     ratio, steps, seeds = rows.norm_ratio, rows.step + 1, ", ".join(map(str, sorted(rows.seed.unique())))
     low, high = ratio.min(), ratio.max()
-    unknown = f"; it goes by the step, so {experiments.NO_SEEDS}" if low <= half <= high else ""
+    unknown = f"; it depends on the step, so {experiments.NO_SEEDS}" if low <= half <= high else ""
     words = {"first": steps.min(), "last": steps.max(), "seeds": seeds, "open": unknown}
     return {"value": ratio.iloc[-1], "low": low, "high": high, **words}
 
@@ -537,17 +504,15 @@ def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README, from the CSVs of a folder."""
     arms = pandas.read_csv(folder / "summary.csv")
     theirs = pandas.read_csv(HERE / "published.csv")
-    made = claims(folder)
     made_blocks = {
-        "answer": _answer(made),
-        "claims": claims_table(made),
-        "published": experiments.markdown_of(theirs.rename(columns=lambda name: name.replace("_", " "))),
-        "as-published": experiments.markdown_of(published_table(arms)),
-        "longer": experiments.markdown_of(long_table(arms)),
-        "finetuned": experiments.markdown_of(finetuned_table(folder)) if (folder / experiments.SEEDS).is_file() else "",
+        "answer": _answer(claim_rows.claims(globals(), folder)),
+        "published": theirs.rename(columns=lambda name: name.replace("_", " ")),
+        "as-published": published_table(arms),
+        "longer": long_table(arms),
+        "finetuned": finetuned_table(folder) if (folder / experiments.SEEDS).is_file() else "",
     }
     if (path := folder / "redundancy.csv").is_file():
-        made_blocks["redundancy"] = experiments.markdown_of(redundancy_table(pandas.read_csv(path)))
+        made_blocks["redundancy"] = redundancy_table(pandas.read_csv(path))
     return made_blocks
 
 
@@ -558,7 +523,7 @@ _SAID = {
     "learned weights, new batches: the activation": "from learned weights its training loss is {} from fp32's",
     "learned weights, new batches: activations": "consecutive activations differ by {}",
 }
-"""What a claim is about, by how it begins, in the answer."""
+"""The answer's text for a claim, by the claim's beginning."""
 
 
 def _answer(made: list[Claim]) -> str:
@@ -566,28 +531,24 @@ def _answer(made: list[Claim]) -> str:
         f"{words.format(claim.ours)} ({claim.verdict})"
         for begins, words in _SAID.items()
         for claim in made
-        if claim.claim.startswith(begins) and claim.source == SOURCE
+        if claim.claim.startswith(begins) and "Bedoya" in claim.source
     ]
-    return experiments.prose(f"**Answer**, and whether what is claimed holds: {'; '.join(told)}.")
+    return experiments.prose(f"**Answer**, with the verdicts on the claims: {'; '.join(told)}.")
 
 
-def main() -> int:
-    """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
-    results, output = experiments.folders(HERE.name, __doc__ or "")
+FIGURES = {"loss": loss_figure, "time-bytes": time_figure}
+
+
+def write(results: Path, output: Path) -> None:
+    """Write the CSVs of a sweep's results, and draw what needs one that may be missing."""
     runs = measured(results)
     arms = with_committed(summarised(runs), output)
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     columns = ("model", "batches", "mean_train_loss", "last_train_loss", "late_loss")
     experiment_tables.write_tables(results, output, runs, *columns)
-    with style.applied():
-        drawn = {"loss": loss_figure(output), "time-bytes": time_figure(arms)}
-        if (path := output / "redundancy.csv").exists():
-            drawn["redundancy"] = redundancy_figure(pandas.read_csv(path))
-    for name, figure in drawn.items():
-        experiments.save_figure(figure, output, name)
-    experiments.publish(output, blocks(output), claims(output))
-    return 0
+    if (path := output / "redundancy.csv").exists():
+        publishing.save_figure(redundancy_figure(pandas.read_csv(path)), output, "redundancy")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    publishing.run(globals())

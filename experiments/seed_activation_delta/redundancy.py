@@ -6,15 +6,12 @@ a network), and writes redundancy.csv: the norm of X_t - X_{t-gap} over that of 
 and late in training. figures.py draws it.
 """
 
-from __future__ import annotations
-
 import argparse
-import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +20,18 @@ from torch import Tensor
 from testbed import csv_rows, paths
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
-from testbed.pipeline.optimise import Optimiser, learning_rate
+from testbed.nodes.optimise import Optimiser, learning_rate
 from testbed.spec import Cell
 from testbed.sweep import plan
-from testbed.workloads.build import build_stage
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.data import Data
 from testbed.workloads.prepare import prepare_tokens
 
 HERE = Path(__file__).resolve().parent
 GAPS = (1, 2, 5, 10, 20, 50, 100)
 """Steps between the two tensors."""
+MODELS, MOMENTS = ("gpt2-mini", "gpt2-mini-trained"), (20, 110)
+"""`MOMENTS`: steps done when tensors are compared, besides all."""
 WINDOW = 5
 """Consecutive steps whose ratios are averaged."""
 FRESH, SAME, LEARNED = "a new batch each step", "one batch, not learned", "one batch, learned at each step"
@@ -139,35 +138,25 @@ def follow(cell: Cell, steps: int, moments: tuple[int, ...]) -> Iterator[Row]:
                 yield from compare(cell.workload.model, cell.training.seed, batches, tensor_name, step, series)
 
 
-def cells(seeds: int, models: list[str]) -> tuple[Cell, ...]:
-    """Return sweep.toml's fp32 cells with these models, on new batches and on one; engine and network do not matter."""
+def cells(models: Sequence[str]) -> tuple[Cell, ...]:
+    """Return sweep.toml's fp32 cells with these models and its first seed, on new batches and on one; engine and
+    network do not matter.
+    """
     only = ["codec=fp32", "profile=datacenter", *(f"workload.model={model}" for model in models)]
     planned = plan.cells(plan.load_experiment(str(HERE / "sweep.toml")), "relay", only=only)
-    return tuple(cell for cell in planned if cell.training.seed < seeds)
+    return tuple(cell for cell in planned if cell.training.seed == 0)
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write redundancy.csv, whole or not at all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for redundancy.csv (%(default)s)")
-    parser.add_argument("--steps", type=int, help="of each training (those of sweep.toml)")
-    parser.add_argument(
-        "--moments", type=int, nargs="+", default=[20, 110], help="steps done, and the end (%(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="of those of sweep.toml (%(default)s)")
-    parser.add_argument("--models", nargs="+", default=["gpt2-mini", "gpt2-mini-trained"], help="(%(default)s)")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    rows: list[Any] = []
-    for cell in cells(asked.seeds, asked.models):
-        steps = asked.steps or cell.training.steps
-        for row in follow(cell, steps, (*asked.moments, steps)):
+    rows = []
+    for cell in cells(MODELS[:1] if asked.quick else MODELS):
+        steps, moments = (8, (6,)) if asked.quick else (cell.training.steps, MOMENTS)
+        for row in follow(cell, steps, (*moments, steps)):
             print(*row, flush=True)  # noqa: T201
             rows.append(row)
-    asked.output.mkdir(parents=True, exist_ok=True)
     csv_rows.write_rows(asked.output / "redundancy.csv", Row._fields, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(main, __doc__, HERE)

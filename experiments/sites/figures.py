@@ -1,13 +1,10 @@
-"""Draw the figure of sites and make its tables: `python experiments/sites/figures.py`.
+"""Draws the figure and generates the tables of sites: `python experiments/sites/figures.py`.
 
 This reads curves.csv and layouts.csv, which train.py writes into the output folder, and cells.csv and rounds.csv, which
 `python -m testbed predict sites` writes into the results; it copies the latter two.
 """
 
-from __future__ import annotations
-
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,53 +17,49 @@ from matplotlib.figure import Figure
 
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.time_to_loss import TargetCrossing, crossing
+from testbed.metrics.time_to_loss import TargetCrossing
 from testbed.metrics.verdicts import judge
-from testbed.play.scenarios import load_scenario, load_scenarios
-from testbed.report import claim_rows, experiments, predicted, style
+from testbed.predict import churned
+from testbed.predict.scenarios import load_scenario, load_scenarios
+from testbed.report import experiments, plots, predicted, publishing
+from testbed.report.canvas import name_rows, note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
-from testbed.sweep import churned
 
 HERE = Path(__file__).resolve().parent
 DATA, PIPELINE, HYBRID = "data parallel", "pipeline", "hybrid"
 COLOURS = {DATA: "#0072b2", PIPELINE: "#d55e00", HYBRID: "#009e73"}
-WHOLE = "hybrid, a pipeline per site"
-"""Four replicas whose numbers no codec touches."""
 EQUAL, BITS_NEAR = 0.02, 2e-3
-"""Nats that count as no worse; and how far a cell's bits may be from those that were counted, as a share."""
-TUNING_SEEDS = 2
-"""With which each rate was tried: tuned_text.FULL."""
+"""Nats that count as no worse; and the largest relative deviation of a cell's bits from the counted ones."""
 
 BySeed = Mapping[int, float]
 
 
 def kind(layout: str) -> str:
-    """Return which of the three ways to train a layout is."""
+    """Return a layout's kind, one of three ways to train."""
     return next((each for each in (DATA, PIPELINE) if layout.startswith(each)), HYBRID)
 
 
 class Results(NamedTuple):
-    """What was measured."""
+    """The measurements."""
 
     layouts: Any
     """layouts.csv, by name."""
     curves: dict[str, dict[int, list[LossPoint]]]
-    """By layout and seed; a step is a batch of every replica."""
+    """Curves by layout and seed; a step is one batch of every replica."""
     target: float
     cells: Any
-    """Of the layouts that were trained, with `batch_s`: a step over its batches."""
+    """Cells of the trained layouts, with `batch_s`: the step time divided by its batches."""
     trainings: rounds.Trainings
-    """Those whose sites come and go."""
+    """Cells with churn."""
 
     def batches(self, name: str) -> BySeed:
-        """Return each seed's batches to the target; nothing where one of them does not get there. `name`: a layout, or
-        one with churn.
+        """Return each seed's batches to the target; empty if one does not reach it. `name`: a layout, or one with
+        churn.
         """
         return {seed: each.steps for seed, each in self._met(name).items()}
 
     def seconds(self, name: str) -> BySeed:
-        """Return each seed's seconds to the target; nothing as above."""
+        """Return each seed's seconds to the target; empty as above."""
         if name.endswith(CHURN):
             return {seed: each.seconds for seed, each in self._met(name).items()}
         (batch_s,) = self.cells.batch_s[self.cells["label.method"] == name]
@@ -79,8 +72,8 @@ class Results(NamedTuple):
         return {seed: steps[seed][: math.ceil(batches / local_steps)] for seed, batches in self.batches(name).items()}
 
     def churned(self) -> list[str]:
-        """Return the layouts with churn of which steps were played, the first to reach the target first, those that do
-        not last.
+        """Return the layouts with churn whose steps were played, in the order in which they reach the target, those
+        that do not reach it last.
         """
         trained = self.layouts.index
         names = [
@@ -102,15 +95,14 @@ class Results(NamedTuple):
                 ]
                 for seed, points in curves.items()
             }
-        met = {seed: crossing(points, self.target) for seed, points in curves.items()}
-        return {} if None in met.values() else {seed: each for seed, each in met.items() if each is not None}
+        return experiments.crossings(curves, self.target)
 
     def last(self, name: str) -> BySeed:
         """Return each seed's loss after all batches."""
         return {seed: points[-1].loss for seed, points in self.curves[name].items()}
 
     def played(self, scenario: str) -> list[str]:
-        """Return the layouts at a scenario's sites that reach the target, the first to get there first."""
+        """Return the layouts at a scenario's sites that reach the target, in that order."""
         names = self.cells["label.method"][self.cells.scenario == scenario]
         return sorted(
             (name for name in names if self.batches(name)), key=lambda name: experiments.mean_of(self.seconds(name))
@@ -118,20 +110,18 @@ class Results(NamedTuple):
 
 
 def results(folder: Path) -> Results:
-    """Read a folder's CSVs. ResultsError where cells.csv has other bits than were trained, or rounds.csv other
+    """Read a folder's CSVs. ResultsError if cells.csv has other bits than the trainings, or rounds.csv other
     absences.
     """
-    curves, layouts, cells = (
-        pandas.read_csv(folder / name, dtype={"absences": str})  # a digest may look like a number
-        for name in ("curves.csv", "layouts.csv", predicted.FILE)
-    )
+    curves, cells = experiments.tuned_curves(folder), predicted.cells(folder)
+    layouts = pandas.read_csv(folder / "layouts.csv", dtype={"absences": str})  # a digest may look like a number
     cells = cells[cells["label.method"].isin(layouts.layout)]
     layouts = layouts.set_index("layout")
-    trained = {*layouts.index, *curves.method}
+    trained = {*layouts.index, *curves}
     for name, away in rounds.absences(folder).items():
         if f"{name}{CHURN}" in trained and layouts.absences.get(f"{name}{CHURN}") != rounds.digest(away):
             raise ResultsError(
-                f"{folder}: {name} was trained with other absences than were played; run train.py, which trains again"
+                f"{folder}: {name} was trained with other absences than it was played with; rerun train.py"
             )
     for cell in cells.to_dict("records"):
         layout = layouts.loc[cell["label.method"]]
@@ -141,21 +131,15 @@ def results(folder: Path) -> Results:
                 f"{layout.bits}; put these into cells.toml and run predict again"
             )
     cells = cells.assign(batch_s=cells.step_s / cells.local_steps.fillna(1))
-    points = {
-        str(name): {
-            int(seed): [LossPoint(row.batches, 0.0, row.loss) for row in each.itertuples()]
-            for seed, each in part.groupby("seed")
-        }
-        for name, part in curves.groupby("method", sort=False)
-    }
     target = float(pandas.read_csv(folder / "tuning.csv").target.iloc[0])
-    return Results(layouts, points, target, cells, rounds.trainings(folder))
+    return Results(layouts, curves, target, cells, rounds.trainings(folder))
 
 
 # ------------------------------------------------------------------ tables
+@experiments.table
 def times_table(folder: Path) -> Any:
-    """Return, for each layout at its sites, how long a batch takes, and how long the loss."""
-    found, rows = results(folder), []
+    """Return, for each layout at its sites, the time of a batch, and the time to the loss."""
+    found = results(folder)
     for scenario in dict.fromkeys(found.cells.scenario):
         names = found.cells["label.method"][found.cells.scenario == scenario]
         order = found.played(scenario)
@@ -163,21 +147,18 @@ def times_table(folder: Path) -> Any:
             (cell,) = found.cells[found.cells["label.method"] == name].to_dict("records")
             share = cell["no_network_s"] / cell["step_s"]
             batches, seconds = found.batches(name), found.seconds(name)
-            rows.append(
-                {
-                    "scenario": scenario,
-                    "layout": name,
-                    "sequences per batch": f"{found.layouts.loc[name].sequences * 8:.0f}",
-                    "seconds per batch": f"{cell['batch_s']:.3g}",
-                    "of it without links": f"{share:.0%}",
-                    "above the floor": f"{cell['step_s'] / cell['formula_s'] - 1:.1%}",
-                    f"batches to {found.target:g} nats": experiments.mean_words(batches, "{:.0f}")
-                    if batches
-                    else "not all seeds",
-                    "seconds": experiments.mean_words(seconds, "{:.0f}") if seconds else "",
-                }
-            )
-    return pandas.DataFrame(rows)
+            yield {
+                "scenario": scenario,
+                "layout": name,
+                "sequences per batch": f"{found.layouts.loc[name].sequences * 8:.0f}",
+                "seconds per batch": f"{cell['batch_s']:.3g}",
+                "of it without links": f"{share:.0%}",
+                "above the floor": f"{cell['step_s'] / cell['formula_s'] - 1:.1%}",
+                f"batches to {found.target:g} nats": experiments.mean_words(batches, "{:.0f}")
+                if batches
+                else "not all seeds",
+                "seconds": experiments.mean_words(seconds, "{:.0f}") if seconds else "",
+            }
 
 
 def losses_table(folder: Path) -> Any:
@@ -197,7 +178,9 @@ def losses_table(folder: Path) -> Any:
 
 
 def churn_table(folder: Path) -> Any:
-    """Return what churn does to each layout: batches and seconds to the target with and without, and where they go."""
+    """Return the effect of churn on each layout: batches and seconds to the target with and without it, and their
+    parts.
+    """
     found, rows = results(folder), []
     for name in found.churned():
         base = name.removesuffix(CHURN)
@@ -223,7 +206,7 @@ def churn_table(folder: Path) -> Any:
 
 
 def in_turn(folder: Path) -> str:
-    """Return how far moments that are sums of steps played alone are from those of trainings played in turn."""
+    """Return the deviation of sums of separately played steps from trainings played continuously."""
     said = []
     for name, by_seed in results(folder).trainings.items():
         offs = []
@@ -237,17 +220,18 @@ def in_turn(folder: Path) -> str:
                 offs.append(farthest)
         if offs:
             said.append(f"{max(offs):.1%} at most in {len(offs)} of {len(by_seed)} trainings of {name}")
-    return f"Played in turn, as one trace, steps begin within {'; '.join(said)} of where they stand here."
+    words = f"If played as one continuous trace, steps begin within {'; '.join(said)} of the times stated here."
+    return experiments.prose(words)
 
 
-def scenarios_table() -> Any:
-    """Return the scenarios, and where their numbers come from."""
-    rows = []
+@experiments.table
+def scenarios_table(folder: Path) -> Any:
+    """Return the scenarios, and the sources of their numbers."""
     for name, scenario in load_scenarios().items():
         sites = [
             f"{sites.count} x {sites.devices} {sites.device} on `{sites.link}`"
             + (f", {sites.within} within" if sites.within else "")
-            + (f", there for {sites.stays} and away for {sites.away} on average" if sites.stays else "")
+            + (f", present for {sites.stays} and away for {sites.away} on average" if sites.stays else "")
             for sites in scenario.sites
         ]
         what = {
@@ -256,37 +240,25 @@ def scenarios_table() -> Any:
             "server": f"`{scenario.server}`",
             "source": scenario.source,
         }
-        rows.append(what)
-    return pandas.DataFrame(rows)
+        yield what
 
 
 # ------------------------------------------------------------------ claims
-def seed_s() -> float:
-    """Return how long one more seed of two methods takes."""
-    return 2 * experiments.tuned_training_s(HERE, TUNING_SEEDS)
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what was published and what we asked, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def loss(folder: Path, codec: str, base: str, effect: float) -> Facts | None:
-    """Return how far the loss of two replicas cut is above another's after equal tokens; None where one was not run."""
+    """Return the loss of two cut replicas above another arm's after equal tokens; None if either was not run."""
     found, ours = results(folder), f"hybrid, {codec}, full batches"
     if not {ours, base} <= found.curves.keys():
         return None
     judged = judge("loss", found.last(ours), found.last(base), effect)
-    shown = experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)
-    return {"judgement": judged, "shown": shown}
+    return experiments.loss_facts(judged, experiments.mean_of(found.last(base)), experiments.tuned_pair_s(HERE), EQUAL)
 
 
 def _sooner(found: Results, ours: str | None, base: str | None, why: str, effect: float = 1.0) -> Facts | None:
-    """Return how many times as soon one layout reaches the loss as another; None where one does not."""
+    """Return how many times as soon one layout reaches the loss as another; None if one does not."""
     if ours is None or base is None or not found.seconds(ours) or not found.seconds(base):
         return None
     judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), effect)
-    shown = experiments.open_words(why, judged, seed_s())
+    shown = experiments.open_words(why, judged, experiments.tuned_pair_s(HERE))
     return {"judgement": judged, "bound": effect, "ours": ours, "base": base, "shown": shown}
 
 
@@ -295,7 +267,7 @@ def _best(order: Sequence[str]) -> dict[str, str | None]:
 
 
 def hybrids(folder: Path, sizes: str) -> Iterator[Facts]:
-    """Yield for each scenario how many times as soon as the other two the best hybrid reaches the loss."""
+    """Yield for each scenario how many times as soon the best hybrid reaches the loss as the other two kinds."""
     found = results(folder)
     for scenario in dict.fromkeys(found.cells.scenario):
         best = _best(found.played(scenario))
@@ -320,7 +292,7 @@ def late(folder: Path) -> Iterator[Facts]:
 
 
 def churned_order(folder: Path, why: str) -> Iterator[Facts]:
-    """Yield how many times as soon as the next the best of each way to train reaches the loss with churn."""
+    """Yield how many times as soon the best of each kind reaches the loss with churn as the next one."""
     found = results(folder)
     best = _best(found.churned())
     for ours, base in ((HYBRID, PIPELINE), (DATA, HYBRID)):
@@ -338,22 +310,9 @@ def churn_costs(folder: Path, why: str) -> Iterator[Facts]:
 
 
 # ------------------------------------------------------------------ the README
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "claims": claims_table(claims(folder)),
-        "times": experiments.markdown_of(times_table(folder)),
-        "churn": experiments.markdown_of(churn_table(folder)),
-        "moments": experiments.prose(in_turn(folder)),
-        "losses": experiments.markdown_of(losses_table(folder)),
-        "scenarios": experiments.markdown_of(scenarios_table()),
-    }
-
-
 def answer(folder: Path) -> str:
-    """Return which layout is first in each scenario, and by how much; and what churn does to the one that is then first
-    and to the one that suffers most.
+    """Return the first layout in each scenario with its lead, and the effect of churn on the layout that is then first
+    and on the one that suffers most.
     """
     found, said = results(folder), []
     for scenario in dict.fromkeys(found.cells.scenario):
@@ -375,12 +334,12 @@ def answer(folder: Path) -> str:
     if len(slower) > 1:
         most = max(slower, key=lambda name: slower[name].value)
         words = [f"{kind(name)} {slower[name].value:.2f}x ({slower[name].interval_words})" for name in (*slower, most)]
-        said.append(f"Homes that come and go: {words[0]}, {words[-1]} as long.")
+        said.append(f"If homes come and go: {words[0]}, {words[-1]} as long.")
     return f"First at {found.target:g} nats. {' '.join(said)}"
 
 
 def _share() -> float:
-    """Return the share of time in which a home is there."""
+    """Return the share of time in which a home is present."""
     (churn,) = {device.churn for device in load_scenario("community").devices()}
     assert churn is not None
     return churn.share
@@ -394,39 +353,36 @@ def draw(folder: Path) -> Figure:
     panels["Community, where homes come and go"] = [name for name in found.churned() if found.seconds(name)]
     panels = {title: order for title, order in panels.items() if order}
     counts = [len(order) for order in panels.values()]
-    figure = Figure(figsize=(9.2, 0.9 + 0.42 * (sum(counts) + len(counts))), layout="constrained")
-    every: Sequence[Any] = np.atleast_1d(figure.subplots(len(panels), 1, height_ratios=counts))
-    for axes, (title, order) in zip(every, panels.items(), strict=True):
-        for row, name in enumerate(reversed(order)):
+    size = (9.2, 0.9 + 0.42 * (sum(counts) + len(counts)))
+    figure, every = plots.panels(len(panels), 1, size, height_ratios=counts)
+    for axes, (title, order) in zip(every[:, 0], panels.items(), strict=True):
+        for row, name in enumerate(order):
             seconds, base = found.seconds(name), name.removesuffix(CHURN)
             value = experiments.mean_of(seconds)
-            axes.barh(row, value, color=COLOURS[kind(name)], height=0.7)
-            axes.plot(list(seconds.values()), [row] * len(seconds), "|", color=style.MUTED, ms=7)
+            axes.plot(list(seconds.values()), [row] * len(seconds), "|", color=COLOURS[kind(name)], ms=9)
+            axes.plot(value, row, "o", color=COLOURS[kind(name)])
             said = f"{value:,.0f} s"
             if base != name and (without := found.seconds(base)):
                 said += f", {judge('time_to_loss', without, seconds).value:.2f}x those without churn"
-            axes.annotate(
-                said, (max(seconds.values()), row), (6, 0),
-                textcoords="offset points", va="center", fontsize=8.5,
-            )  # fmt: skip
-        axes.set_yticks(range(len(order)), [name.removesuffix(CHURN) for name in reversed(order)])
-        axes.set(title=f"{title}: {order[0].removesuffix(CHURN)} is first")
-        axes.set_xlim(
-            0, (1.6 if order[0].endswith(CHURN) else 1.1) * max(max(found.seconds(n).values()) for n in order)
-        )
-        axes.grid(visible=False, axis="y")
-    every[-1].set_xlabel(f"seconds to a loss of {found.target:g} nats (marks: seeds)")
+            note(axes, said, (max(seconds.values()), row), (6, 0), va="center", size=8.5)
+        name_rows(axes, [name.removesuffix(CHURN) for name in order])
+        ends = [seconds for name in order for seconds in found.seconds(name).values()]
+        axes.set(title=f"{title}: {order[0].removesuffix(CHURN)} is first", xscale="log")
+        axes.set_xlim(0.8 * min(ends), (15 if order[0].endswith(CHURN) else 1.5) * max(ends))
+        plots.ticks(axes.xaxis, (300, 400, 500, 2000, 5000, 10_000, 20_000, 50_000, 100_000), "{:,.0f}".format)
+    every[-1, 0].set_xlabel(f"seconds to a loss of {found.target:g} nats (marks: seeds)")
     return figure
 
 
-def main() -> int:
-    """Write the figure, cells.csv, rounds.csv, claims.csv and the README's blocks."""
-    from_folder, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    for name in (predicted.FILE, churned.FILE):
-        (output / name).write_bytes((from_folder / name).read_bytes())
-    experiments.draw_and_publish(HERE, output, {"sites": draw}, blocks, claims)
-    return 0
+FIGURES = {"sites": draw}
+BLOCKS = {"answer": answer, "times": times_table, "churn": churn_table, "moments": in_turn, "losses": losses_table,
+          "scenarios": scenarios_table}  # fmt: skip
+
+
+def write(results: Path, output: Path) -> None:
+    """Copy the results of `predict` for sites with churn."""
+    publishing.copy(churned.FILE, results, output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    publishing.run(globals())

@@ -1,11 +1,9 @@
 """The layouts that are compared: what each computes, and with which workers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
-from testbed.replicas.stacked_text import TextMethod
 from testbed.spec import OuterSpec
+from testbed.studies.stacked_text import TextMethod
 
 MEAN = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
 """SparseLoCo's: go on from the mean."""

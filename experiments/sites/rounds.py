@@ -1,7 +1,5 @@
 """Who is away when, as `python -m testbed predict sites` found it: rounds.csv, by layout."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +7,9 @@ from typing import NamedTuple
 
 from testbed import csv_rows, keyed
 from testbed.errors import ResultsError
-from testbed.replicas.stacked_text import Absences
+from testbed.predict import churned
 from testbed.report import predicted
-from testbed.sweep import churned
+from testbed.studies.stacked_text import Absences
 
 
 class Step(NamedTuple):

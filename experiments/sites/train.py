@@ -6,19 +6,16 @@ together. Who is away when was played before: rounds.csv in the results. What is
 but for what was trained with other absences than these.
 """
 
-from __future__ import annotations
-
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import rounds
-import torch
 from layouts import LAYOUTS, Layout
 
 from testbed import csv_rows
-from testbed.replicas.tuned_text import FULL, QUICK, Curve, Tuned, train_all
+from testbed.studies.tuned_text import FULL, QUICK, Curve, Tuned, train_all
 from testbed.workloads.characters import VALUES
 
 HERE = Path(__file__).resolve().parent
@@ -51,10 +48,8 @@ def absences(layout: Layout) -> str:
     return "" if layout.method.absences is None else rounds.digest(layout.method.absences)
 
 
-def main(arguments: list[str]) -> int:
+def main(asked: argparse.Namespace) -> None:
     """Write the CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE, reads_results=True)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     away = rounds.absences(asked.results)
     layouts = [
         each._replace(method=each.method._replace(absences=away[each.churned])) if each.churned else each
@@ -74,8 +69,9 @@ def main(arguments: list[str]) -> int:
     for each, found in zip(layouts, trained, strict=True):
         lines[each.name] = listed(each, found)
         csv_rows.write_rows(path, Listed._fields, lines.values())  # at once: the digest that its curves have
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    csv_rows.run_program(
+        main, __doc__, HERE, results={"type": Path, "default": HERE, "help": "of `predict` (%(default)s)"}
+    )

@@ -3,13 +3,11 @@
 This writes codecs.csv, bits and errors at every boundary of two models, and tensors.csv.
 """
 
-from __future__ import annotations
-
 import sys
 
 import state
 
-from testbed.pipeline import at_boundaries
+from testbed.studies import at_boundaries
 
 STAGES = {"gpt2-mini-trained": 4, "smollm2-135m": 6}
 """Models, and into how many stages each is cut."""

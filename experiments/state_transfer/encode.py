@@ -4,17 +4,14 @@ This writes messages.csv: how long each message is, and the processor time of it
 this machine, medians of `REPEATS`. play.py sends these messages. Times want a machine that does nothing else.
 """
 
-from __future__ import annotations
-
+import argparse
 import statistics
-import sys
 import time
 from typing import NamedTuple
 
 import state
 
 from testbed import csv_rows
-from testbed.errors import TestbedError
 
 REPEATS = 5
 
@@ -50,25 +47,18 @@ def encoded(of: state.State, codec: str) -> list[Row]:
     return rows
 
 
-def main() -> int:
+def main(asked: argparse.Namespace) -> None:
     """Go through the models and their codecs; what is in the table is kept."""
-    asked = state.asked(__doc__ or "")
-    path = asked.output / "messages.csv"
-    done = {(row["state"], row["codec"]) for row in csv_rows.read_records(path)}
-    try:
-        for name in asked.states:
-            if todo := [codec for codec in state.STATES[name].arms if (name, codec) not in done]:
-                of = state.state_of(name)
-                for codec in todo:
-                    rows = encoded(of, codec)
-                    csv_rows.append_rows(path, rows)
-                    spent = (sum(row.encode_ns for row in rows) / 1e9, sum(row.decode_ns for row in rows) / 1e9)
-                    print(name, codec, sum(row.payload_bytes for row in rows), *spent, flush=True)  # noqa: T201
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+    table = csv_rows.Table(asked.output / "messages.csv", Row, "state", "codec", say=False)
+    for name in state.names(asked):
+        if todo := [codec for codec in state.STATES[name].arms if (name, codec) not in table]:
+            of = state.state_of(name)
+            for codec in todo:
+                rows = encoded(of, codec)
+                table.add(rows)
+                spent = (sum(row.encode_ns for row in rows) / 1e9, sum(row.decode_ns for row in rows) / 1e9)
+                print(name, codec, sum(row.payload_bytes for row in rows), *spent, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    csv_rows.run_program(main, __doc__, state.HERE)

@@ -1,12 +1,9 @@
-"""Draw the figure of state_transfer and make its tables: `python experiments/state_transfer/figures.py`.
+"""Draws the figure and generates the tables of state_transfer: `python experiments/state_transfer/figures.py`.
 
 This reads quality.csv, losses.csv, kinds.csv, recovery.csv and transfers.csv from the output folder, which quality.py
 and play.py write.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
+from testbed.report.canvas import note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import markdown_table
 
 HERE = Path(__file__).resolve().parent
 HARMLESS = 0.01
-"""Nats that a restored state may be worse by, to count as unharmed."""
+"""Largest loss in nats of a restored state that counts as unharmed."""
 NAMES = {
     "gpt2-mini-trained": "GPT-2 mini, trained",
     "gpt2-mini-later": f"GPT-2 mini, {state.LATER} steps later",
@@ -46,7 +43,7 @@ class Family(NamedTuple):
 
 
 def families() -> dict[str, Family]:
-    """Return what is drawn as lines."""
+    """Return the families, which are drawn as lines."""
     chains = [state.chain(width) for width in state.WIDTHS]
     steps = [state.one_step(width) for width in state.WIDTHS]
     return {
@@ -73,7 +70,7 @@ class Measured(NamedTuple):
 
     @property
     def states(self) -> list[str]:
-        """Return the states that were measured."""
+        """Return the measured states."""
         return [name for name in NAMES if name in set(self.quality.state)]
 
     def codecs(self, name: str) -> list[str]:
@@ -82,11 +79,11 @@ class Measured(NamedTuple):
 
     @property
     def whole(self) -> list[str]:
-        """Return the whole states that were measured."""
+        """Return the measured whole states."""
         return [name for name in WHOLE if name in self.states]
 
     def unharmed(self, name: str, bound: float = HARMLESS) -> list[str]:
-        """Return the codecs through which a state loses at most so many nats."""
+        """Return the codecs that cost a state at most `bound` nats."""
         return [codec for codec in self.codecs(name) if self.harm(name, codec, bound).verdict == "holds"]
 
     def _of(self, name: str) -> Any:
@@ -97,24 +94,23 @@ class Measured(NamedTuple):
         return self.quality[self._of(name) & (self.quality.codec == codec)].iloc[0]
 
     def ratio(self, name: str, codec: str) -> float:
-        """Return how many times shorter it is than as stored."""
+        """Return by what factor it is shorter than the stored state."""
         stored = self.row(name, "fp32").payload_bytes
         return float(stored / self.row(name, codec).payload_bytes)
 
     def harm(self, name: str, codec: str, bound: float = HARMLESS) -> Judgement:
-        """Judge that the restored state is worse by at most a bound, over held-out sequences."""
-        rows = self.losses[self.losses.state == name].set_index("sequence")
-        ours, base = (rows.loss[rows.codec == each].to_dict() for each in (codec, "fp32"))
+        """Judge whether the restored state is worse by at most `bound`, over held-out sequences."""
+        rows = self.losses.rename(columns={"sequence": "seed"})
+        ours, base = (experiments.by_seed(rows, "loss", state=name, codec=each) for each in (codec, "fp32"))
         return judge("loss", ours, base, bound)
 
     def transfer(self, name: str, codec: str, mbps: int) -> Any:
-        """Return a row of transfers.csv; None where it was not played."""
-        rows = self.transfers
-        rows = rows[(rows.state == name) & (rows.codec == codec) & (rows.mbps == mbps)]
+        """Return a row of transfers.csv; None if it was not played."""
+        rows = experiments.matching(self.transfers, {"state": name, "codec": codec, "mbps": mbps})
         return None if rows.empty else rows.iloc[0]
 
     def seconds(self, name: str, codec: str, mbps: int) -> float:
-        """Return how long a transfer took; NaN where it was not played."""
+        """Return the time of a transfer; NaN if it was not played."""
         row = self.transfer(name, codec, mbps)
         return float("nan") if row is None else float(row.seconds)
 
@@ -125,14 +121,13 @@ def measured(folder: Path) -> Measured:
 
 
 # ------------------------------------------------------------------ tables
-def transfers_table(all_: Measured) -> str:
+def transfers_table(folder: Path) -> str:
     """Return every state and codec."""
-    rows = []
+    all_, rows = measured(folder), []
     for name in all_.states:
         for codec in all_.codecs(name):
             row, harm = all_.row(name, codec), all_.harm(name, codec)
             slow = all_.transfer(name, codec, SLOW)
-            low, high = harm.interval if harm.interval is not None else (np.nan, np.nan)
             rows.append(
                 [
                     NAMES[name], f"`{codec}`", f"{8 * row.payload_bytes / row['values']:.2f}",
@@ -140,7 +135,7 @@ def transfers_table(all_: Measured) -> str:
                     f"{row.error:.5f}",
                     *(f"{all_.seconds(name, codec, mbps):.2f}" for mbps in (SLOW, FAST)),
                     "" if slow is None else f"{slow.encode_s:.2f}", "" if slow is None else f"{slow.decode_s:.2f}",
-                    f"{harm.value:+.4f}", f"{low:+.4f} to {high:+.4f}",
+                    f"{harm.value:+.4f}", harm.interval_words,
                 ]
             )  # fmt: skip
     headings = [
@@ -150,9 +145,9 @@ def transfers_table(all_: Measured) -> str:
     return markdown_table(headings, rows, right=headings[2:])
 
 
-def entropy_table(all_: Measured) -> str:
-    """Return what entropy coders make of the codes, beside the entropy."""
-    rows = []
+def entropy_table(folder: Path) -> str:
+    """Return the sizes of entropy-coded codes, next to the entropy."""
+    all_, rows = measured(folder), []
     for name in all_.whole:
         for width in state.WIDTHS:
             codes, packed, _ = state.chain(width)
@@ -172,7 +167,7 @@ def entropy_table(all_: Measured) -> str:
 
 
 def kinds_table(folder: Path) -> str:
-    """Return what the transform does to each kind of tensor."""
+    """Return the transform's effect on each kind of tensor."""
     tensors = pandas.read_csv(folder / "kinds.csv")
     rows = [
         [NAMES[name], kind, f"{values:,}", f"{plain:.2f}", f"{haar:.2f}", f"{error:.4f}", f"{haar_error:.4f}"]
@@ -185,8 +180,9 @@ def kinds_table(folder: Path) -> str:
 def at_boundaries(folder: Path, model: str, direction: str, codec: str) -> Any:
     """Return the rows of codecs.csv of one codec, by boundary."""
     codecs = pandas.read_csv(folder / "codecs.csv")
-    same = (codecs.model == model) & (codecs.direction == direction) & (codecs.codec == codec)
-    return codecs[same].sort_values("boundary")
+    return experiments.matching(codecs, {"model": model, "direction": direction, "codec": codec}).sort_values(
+        "boundary"
+    )
 
 
 def activations_table(folder: Path) -> str:
@@ -202,37 +198,30 @@ def activations_table(folder: Path) -> str:
 
 
 def recovery(folder: Path, codec: str, bound: float = HARMLESS) -> Judgement | None:
-    """Judge that training on from what arrived is at most a bound worse than from what was sent, over seeds."""
+    """Judge whether training on from the received state is at most `bound` worse than from the sent one, over seeds."""
     if not (folder / "recovery.csv").is_file():
         return None
     rows = pandas.read_csv(folder / "recovery.csv")
-    rows = rows[rows.step == rows.step.max()]
-    ours, base = (rows[rows.codec == each].set_index("seed").loss.to_dict() for each in (codec, "fp32"))
+    ours, base = (experiments.by_seed(rows, "loss", step=rows.step.max(), codec=each) for each in (codec, "fp32"))
     return judge("loss", ours, base, bound) if ours and base else None
 
 
-def recovery_table(folder: Path, all_: Measured) -> str:
-    """Return the loss of a coarse state as it arrives, and after some steps of training on."""
-    name, rows = WHOLE[0], []
+def recovery_table(folder: Path) -> str:
+    """Return the loss of a coarse state on arrival, and after some further training steps."""
+    all_, name, rows = measured(folder), WHOLE[0], []
     for width in state.WIDTHS:
         codec = state.chain(width)[1]
         found = recovery(folder, codec)
         if found is not None and found.interval is not None:
             harm = all_.harm(name, codec)
-            ends = f"{found.interval.low:+.4f} to {found.interval.high:+.4f}"
-            rows.append([f"`{codec}`", f"{harm.value:+.4f}", f"{found.value:+.4f}", ends])
+            rows.append([f"`{codec}`", f"{harm.value:+.4f}", f"{found.value:+.4f}", found.interval_words])
     headings = ["codec", "loss on arrival", "after the steps", "95 %"]
     return markdown_table(headings, rows, right=headings[1:])
 
 
 # ------------------------------------------------------------------ claims
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed of such transfers, and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def shortest(folder: Path, transform: str, harmless: float) -> Iterator[Facts]:
-    """Yield of each whole state the shortest codec with a part that loses at most so many nats."""
+    """Yield, for each whole state, the shortest codec with a given part that costs at most `harmless` nats."""
     all_ = measured(folder)
     for name in all_.whole:
         free = [codec for codec in all_.unharmed(name, harmless) if transform in codec]
@@ -242,7 +231,7 @@ def shortest(folder: Path, transform: str, harmless: float) -> Iterator[Facts]:
 
 
 def harmed(folder: Path, width: str, harmless: float) -> Iterator[Facts]:
-    """Yield what each whole state loses through the chain."""
+    """Yield the chain's cost for each whole state."""
     all_, chain = measured(folder), state.chain(width)[-1]
     for name in all_.whole:
         found = all_.harm(name, chain, harmless)
@@ -250,8 +239,8 @@ def harmed(folder: Path, width: str, harmless: float) -> Iterator[Facts]:
 
 
 def longer(folder: Path, link: int, bound: float) -> Iterator[Facts]:
-    """Yield how many per cent more bytes a link of the chain makes of each whole state than the one before, over the
-    widths.
+    """Yield by how many percent a link of the chain lengthens each whole state, compared with the previous one, over
+    the widths.
     """
     all_ = measured(folder)
     for name in all_.whole:
@@ -264,14 +253,14 @@ def longer(folder: Path, link: int, bound: float) -> Iterator[Facts]:
 
 
 def _spread(values: Any, bound: float, of: str) -> Facts:
-    """Return mean, least and most of values, and whether some are on either side of the bound."""
+    """Return the mean, minimum and maximum of values, and whether they lie on both sides of the bound."""
     low, high = values.min(), values.max()
-    some = f"it goes by the {of}, so {experiments.NO_SEEDS}; " if low < bound <= high else ""
+    some = f"it depends on the {of}, so {experiments.NO_SEEDS}; " if low < bound <= high else ""
     return {"value": values.mean(), "low": low, "high": high, "n": len(values), "some": some}
 
 
 def less_error(folder: Path, width: str, bound: float) -> Iterator[Facts]:
-    """Yield by how many per cent the transform lowers the error of each model's activations, over its boundaries."""
+    """Yield by how many percent the transform lowers the error of each model's activations, over its boundaries."""
     for model, name in BOUNDARIES.items():
         _, plain, transformed = (at_boundaries(folder, model, "forward", codec) for codec in state.chain(width))
         if not plain.empty:
@@ -281,17 +270,16 @@ def less_error(folder: Path, width: str, bound: float) -> Iterator[Facts]:
 
 
 def recovered(folder: Path, width: str, harmless: float) -> Facts | None:
-    """Return what a state that was sent with so many bits is worse by after some training, over seeds."""
+    """Return the excess loss of a state sent with `width`, after some training, over seeds."""
     found = recovery(folder, state.chain(width)[1], harmless)
     if found is None:
         return None
-    seed_s = experiments.takes_s(HERE, "quality.py", found.n)
-    return {"judgement": found, "shown": experiments.shown_words(found, 4.65, seed_s)}
+    return experiments.loss_facts(found, 4.65, experiments.takes_s(HERE, "quality.py", found.n))
 
 
 def line(folder: Path, mbps: int) -> Facts | None:
-    """Return the constant and the slope of seconds over the ideal of the links as formulas, by least squares, how far
-    the worst transfer is from that line, as a share, and the larger of both departures; None where there are too few.
+    """Return the constant and the slope of seconds over the links' formula ideal, by least squares, the worst
+    transfer's relative deviation from that line, and the larger of both departures; None if there are too few.
     """
     rows = measured(folder).transfers
     rows = rows[(rows.mbps == mbps) & (rows.payload_bytes >= 1_000_000)]
@@ -303,7 +291,7 @@ def line(folder: Path, mbps: int) -> Facts | None:
 
 
 def at_equal_error(folder: Path) -> Iterator[Facts]:
-    """Yield how many per cent more bytes one step takes than ranges at 4 bits, at that error, where it was reached."""
+    """Yield by how many percent one step takes more bytes than ranges at 4 bits, at equal error, if reached."""
     all_, ranges = measured(folder), state.chain("int4")[1]
     for name in all_.whole:
         if ranges not in all_.codecs(name):
@@ -328,23 +316,9 @@ def answer(folder: Path) -> str:
         )
         parts.append(
             f"{NAMES[name]} takes {fp32} as fp32 at {SLOW} Mbit/s, {whole} through MesonGS's chain at 8 bits, {short} "
-            f"without its transform, and {least} as `{best}`, the shortest that loses at most {HARMLESS:g} nats."
+            f"without its transform, and {least} as `{best}`, the shortest at a cost of at most {HARMLESS:g} nats."
         )
     return " ".join(["**Answer.**", *parts]) if parts else "No trained state was measured: this is the short form."
-
-
-def blocks(folder: Path) -> dict[str, str]:
-    """Return the generated blocks of the README."""
-    all_ = measured(folder)
-    return {
-        "answer": experiments.prose(answer(folder)),
-        "claims": claims_table(claims(folder)),
-        "transfers": transfers_table(all_),
-        "entropy": entropy_table(all_),
-        "kinds": kinds_table(folder),
-        "activations": activations_table(folder),
-        "recovery": recovery_table(folder, all_),
-    }
 
 
 # ------------------------------------------------------------------ figure
@@ -362,8 +336,7 @@ def _panel(axes: Axes, all_: Measured, name: str) -> None:
         if codec in all_.codecs(name):
             at = all_.seconds(name, codec, SLOW), all_.harm(name, codec).value
             axes.plot(*at, color=style.INK, marker="x", ls="none")
-            word = codec.replace(", 3", "")
-            axes.annotate(word, at, xytext=(0, 5), textcoords="offset points", ha="right", size=8)
+            note(axes, codec.replace(", 3", ""), at, (0, 5), ha="right", size=8)
     axes.axhline(HARMLESS, color=style.MUTED, lw=1)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-3)
@@ -372,24 +345,19 @@ def _panel(axes: Axes, all_: Measured, name: str) -> None:
 
 
 def draw(all_: Measured) -> Figure:
-    """Draw what is lost against how long the transfer takes, a panel for each state."""
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    row = figure.subplots(1, len(all_.states), squeeze=False, sharey=True)[0]
+    """Draw the loss against the transfer time, a panel for each state."""
+    figure, (row,) = plots.panels(1, len(all_.states), (10.5, 4.2), sharey=True)
     for axes, name in zip(row, all_.states, strict=True):
         _panel(axes, all_, name)
     row[0].set_ylabel("held-out loss above the sender's, nats")
-    handles = {label: handle for axes in row for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=4)
-    style.state(figure, "A transform buys nothing on weights; one step and an entropy coder send them soonest")
+    plots.finish(figure, "A transform gains nothing on weights; one step and an entropy coder send them fastest", row)
     return figure
 
 
-def main() -> int:
-    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
-    _, output = experiments.folders(HERE.name, "Draw the figure of state_transfer and make its tables.")
-    experiments.draw_and_publish(HERE, output, {"transfers": lambda folder: draw(measured(folder))}, blocks, claims)
-    return 0
+BLOCKS = {"answer": answer, "transfers": transfers_table, "entropy": entropy_table, "kinds": kinds_table,
+          "activations": activations_table, "recovery": recovery_table}  # fmt: skip
+FIGURES = {"transfers": lambda folder: draw(measured(folder))}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    publishing.run(globals())

@@ -6,10 +6,9 @@ steps of training on from what arrived; and kinds.csv, what the transform does t
 value with a range for each 64. No clock is read.
 """
 
-from __future__ import annotations
-
+import argparse
+import itertools
 import math
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ from torch import Tensor
 from testbed import csv_rows
 from testbed.codecs.contract import Payload
 from testbed.codecs.wire import bits
-from testbed.errors import TestbedError
-from testbed.replicas.fragments import SMALL
+from testbed.nodes.fragments import SMALL
 
 RECOVERED = "gpt2-mini-trained"
 RECOVERY_STEPS = (10,)
@@ -143,40 +141,30 @@ def recovered(of: state.State, codec: str, seed: int, sequences: int) -> list[Re
     return rows
 
 
-def main() -> int:
+def main(asked: argparse.Namespace) -> None:
     """Go through the states and their codecs; what is in the tables is kept."""
-    asked = state.asked(__doc__ or "")
-    folder = asked.output
-    try:
-        for name in asked.states:
-            transfer = state.STATES[name]
-            done = {row["codec"] for row in csv_rows.read_records(folder / "quality.csv") if row["state"] == name}
-            todo = [codec for codec in transfer.arms if codec not in done]
-            known = {row["state"] for row in csv_rows.read_records(folder / "kinds.csv")}
-            runs = {(row["codec"], int(row["seed"])) for row in csv_rows.read_records(folder / "recovery.csv")}
-            again = [] if name != RECOVERED else [
-                (codec, seed) for codec in (transfer.arms[0], *(state.chain(width)[1] for width in state.WIDTHS[2:]))
-                for seed in SEEDS if (codec, seed) not in runs
-            ]  # fmt: skip
-            if not (todo or again) and name in known:
-                continue
-            of = state.state_of(name)
-            if name not in known and of.before is None:
-                csv_rows.append_rows(folder / "kinds.csv", kinds(of))
-            for codec in todo:
-                quality, losses = judged(of, codec, transfer.sequences)
-                csv_rows.append_rows(folder / "losses.csv", losses)
-                csv_rows.append_rows(folder / "quality.csv", [quality])
-                print(*quality, sum(each.loss for each in losses) / len(losses), flush=True)  # noqa: T201
-            for codec, seed in again:
-                rows = recovered(of, codec, seed, transfer.sequences)
-                csv_rows.append_rows(folder / "recovery.csv", rows)
-                print(*rows, flush=True)  # noqa: T201
-    except TestbedError as error:
-        sys.stderr.write(f"testbed: error: {error}\n")
-        return error.exit_status
-    return 0
+    loss_table = csv_rows.Table(asked.output / "losses.csv", Loss, say=False)
+    quality_table = csv_rows.Table(asked.output / "quality.csv", Quality, "state", "codec")
+    recovery_table = csv_rows.Table(asked.output / "recovery.csv", Recovery, "codec", "seed")
+    kind_table = csv_rows.Table(asked.output / "kinds.csv", Kind, "state", say=False)
+    for name in state.names(asked):
+        transfer = state.STATES[name]
+        todo = [codec for codec in transfer.arms if (name, codec) not in quality_table]
+        coarse = (transfer.arms[0], *(state.chain(width)[1] for width in state.WIDTHS[2:]))
+        pairs = itertools.product(coarse, SEEDS) if name == RECOVERED else ()
+        again = [pair for pair in pairs if pair not in recovery_table]
+        if not (todo or again) and (name,) in kind_table:
+            continue
+        of = state.state_of(name)
+        if (name,) not in kind_table and of.before is None:
+            kind_table.add(kinds(of))
+        for codec in todo:
+            quality, losses = judged(of, codec, transfer.sequences)
+            loss_table.add(losses)
+            quality_table.add([quality])
+        for codec, seed in again:
+            recovery_table.add(recovered(of, codec, seed, transfer.sequences))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    csv_rows.run_program(main, __doc__, state.HERE)

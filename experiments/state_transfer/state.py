@@ -4,12 +4,10 @@ A state is a model's weights, each tensor once. A message is a tensor, or a run 
 that decoding goes on while the rest is on its way. Tensors of less than `SMALL` values go as fp32 through all codecs.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +19,12 @@ from testbed.codecs.contract import Codec, Context, Payload, Stateful
 from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
 from testbed.message_key import MessageKey
-from testbed.replicas.fragments import SMALL
+from testbed.nodes.fragments import SMALL
 from testbed.workloads import checkpoints
-from testbed.workloads.build import build_stage
-from testbed.workloads.capture import FINE_RATE, Chain, specification
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.data import Data
 from testbed.workloads.prepare import prepare_tokens
+from testbed.workloads.real_tensors import FINE_RATE, Chain, specification
 from testbed.workloads.stage_model import StageModel
 
 HERE = Path(__file__).resolve().parent
@@ -191,15 +189,6 @@ class Line:
         return {name: torch.cat(each) for name, each in parts.items()}, payloads
 
 
-def asked(what: str, arguments: Sequence[str] | None = None) -> Any:
-    """Return the command line of one of the programs: its output folder and models; torch gets one thread."""
-    parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the tables (%(default)s)")
-    full = [name for name in STATES if name != QUICK]
-    parser.add_argument("--states", nargs="+", choices=full, default=full)
-    parser.add_argument("--quick", action="store_true", help="a short form, on a small random model")
-    found = parser.parse_args(arguments)
-    found.states = [QUICK] if found.quick else found.states
-    found.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    return found
+def names(asked: argparse.Namespace) -> list[str]:
+    """Return the states that a command line of one of the programs asks for."""
+    return [QUICK] if asked.quick else [name for name in STATES if name != QUICK]

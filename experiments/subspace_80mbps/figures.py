@@ -1,9 +1,7 @@
-"""Make the figure, the CSVs, the claims and the README's generated blocks of subspace_80mbps from its sweep's results.
+"""Generates the figure, CSVs, claims and README blocks of subspace_80mbps from its sweep's results.
 
 python experiments/subspace_80mbps/figures.py [--results results/subspace_80mbps] [--output experiments/subspace_80mbps]
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,16 +22,14 @@ from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
-from testbed.report import canvas, claim_rows, experiment_tables, experiments, style
+from testbed.report import canvas, experiment_tables, experiments, plots, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.numbers import percent
 from testbed.results import Run
 from testbed.spec import Cell
-from testbed.workloads.build import build_stage
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.models import model_size
 
-NAME = "subspace_80mbps"
 BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
 NETWORKS = (REFERENCE, SCALED, PLAIN)
 """The networks in the order of the table."""
@@ -42,7 +38,7 @@ _ARM = ["codec", "profile"]
 
 
 class Matched(NamedTuple):
-    """How the scaled link relates to the model, from fp32's runs over it, whose stages wait and seldom share a
+    """Relation of the scaled link to the model, from fp32's runs over it, whose stages wait and seldom share a
     processor.
     """
 
@@ -50,9 +46,9 @@ class Matched(NamedTuple):
     """One micro-batch's activations as fp32."""
     rate_bps: float
     forward_s: float
-    """Forward of one micro-batch through one stage: the median of its steps, the mean of the stages."""
+    """Forward pass of one micro-batch through one stage: median of its steps, mean of the stages."""
     slowest_s: float
-    """The same of the slowest stage, which has the output layer."""
+    """The same for the slowest stage, which has the output layer."""
 
     @property
     def wire_s(self) -> float:
@@ -69,7 +65,7 @@ class Matched(NamedTuple):
 
 
 def matched(results: Path, runs: Any) -> Matched | None:
-    """Return how the scaled link relates to the model; None where fp32 did not run over it."""
+    """Return the relation of the scaled link to the model; None if fp32 did not run over it."""
     baseline = runs[(runs.codec == BASELINE) & (runs.profile == SCALED)]
     if baseline.empty:
         return None
@@ -123,7 +119,7 @@ def targets(curves: Any) -> dict[str, float]:
 
 
 def _reached(per_seed: Sequence[list[LossPoint]], target: float, asked: int) -> TargetCrossing | None:
-    """Return the mean over the seeds; None unless all seeds that were asked for reach the target."""
+    """Return the mean over the seeds; None unless all requested seeds reach the target."""
     there = [reached for seed in per_seed if (reached := crossing(seed, target)) is not None]
     if len(there) < asked:
         return None
@@ -189,7 +185,7 @@ def _spread(name: str, values: Any) -> dict[str, float]:
 
 
 def speed_table(frame: Any) -> Any:
-    """Return the README's table of what a step sends and takes, and of the loss after equal tokens."""
+    """Return the README's table of a step's traffic and time, and of the loss after equal tokens."""
     rows = [
         {
             **_arm(row),
@@ -210,9 +206,9 @@ def speed_table(frame: Any) -> Any:
     return pd.DataFrame(rows)
 
 
+@experiments.table
 def target_table(frame: Any) -> Any:
-    """Return the README's table of the time to the losses that fp32 has at half of its steps and at the end."""
-    rows = []
+    """Return the README's table of the times to fp32's losses at half of its steps and at the end."""
     for _, row in frame.iterrows():
         shown = _arm(row)
         for name in TARGETS:
@@ -221,8 +217,7 @@ def target_table(frame: Any) -> Any:
             shown[f"of fp32's {goal}"] = _number(row[f"steps_factor_{name}"], ".2f", "x")
             shown[f"time {goal}"] = _number(row[f"s_to_{name}"], ".1f", " s")
             shown[f"net speed-up {goal}"] = _number(row[f"net_speed_up_{name}"], ".2f", "x")
-        rows.append(shown)
-    return pd.DataFrame(rows)
+        yield shown
 
 
 def _arm(row: Any) -> dict[str, str]:
@@ -278,7 +273,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
 
 
 def _dash(look: style.Look, profile: str) -> Any:
-    """Return the codec's own dash, and dots for the network that is drawn for comparison."""
+    """Return the codec's own dash, and dots for the network drawn for comparison."""
     return (0, (1.2, 1.2)) if profile == REFERENCE else look.dash
 
 
@@ -287,14 +282,12 @@ def _line(axes: Axes, curves: Any, look: style.Look, profile: str, certified: bo
     losses = wide.pivot_table(index="step", columns="seed", values="loss").dropna()
     ends = wide.pivot_table(index="step", columns="seed", values="end_s").loc[losses.index].mean(axis=1)
     x = ends.tolist() if by_time else [float(step) for step in losses.index]
-    experiments.band(
-        axes, x, losses.T.values.tolist(), look.colour, "", dash=_dash(look, profile), marker=look.marker, markersize=4,
-        mfc=look.colour if certified else style.PAPER,
-    )  # fmt: skip
+    how = {"dash": _dash(look, profile), "marker": look.marker, "mfc": look.colour if certified else style.PAPER}
+    plots.band(axes, x, losses.T.values.tolist(), look.colour, "", markersize=4, **how)
 
 
 def _leave_out(*panels: Axes, runs: Any, curves: Any, looks: Mapping[str, style.Look]) -> None:
-    """End the axes a little above where all begin, and note which codec's loss went beyond and where it ended."""
+    """End the axes slightly above the common start, and note codecs whose loss went beyond, with their final loss."""
     wide = curves[(curves.phase == "evaluation") & curves.cell_id.isin(runs.cell_id)]
     means = wide.groupby(["codec", "step"]).loss.mean()
     begun, ended = means.groupby("codec").first(), means.groupby("codec").last()
@@ -316,12 +309,7 @@ def _model(runs: Any) -> str:
 # ------------------------------------------------------------------ from the CSVs alone
 SSN, CONTROL = "subspace(inner=fp32)", "subspace-free(inner=fp32)"
 TRAINING_S = 2 * 4800 / 69
-"""Of one core, for one training over its links: 69 runs took 1 h 20 min on 2 cores."""
-
-
-def claims(folder: Path) -> list[Claim]:
-    """Return what the CSVs say of the claims; those whose arms they lack are left out."""
-    return claim_rows.claims(globals(), folder)
+"""Seconds of one core for one training over its links: 69 runs took 1 h 20 min on 2 cores."""
 
 
 def _scaled(folder: Path) -> Any:
@@ -340,11 +328,8 @@ def against_fp32(folder: Path, codec: str, share: float) -> Facts | None:
     if found is None:
         return None
     ends = " to ".join(percent(end / loss, "{:+.1f}") for end in found.interval or ())
-    words = {
-        "parts": f"{ends}, 95 %, {found.n} seeds" if ends else found.interval_words,
-        "shown": experiments.shown_words(found, loss, 2 * TRAINING_S),
-    }
-    return {"judgement": found, "bound": found.effect, "part": found.value / loss, **words}
+    parts = f"{ends}, 95 %, {found.n} seeds" if ends else found.interval_words
+    return experiments.loss_facts(found, loss, 2 * TRAINING_S, parts=parts)
 
 
 def over_the_link(folder: Path, codec: str, known: str) -> Facts | None:
@@ -356,8 +341,8 @@ def over_the_link(folder: Path, codec: str, known: str) -> Facts | None:
 
 
 def constraint(folder: Path, same_rate: bool) -> Facts | None:
-    """Return what the projection loses without the constraint, where tuning chose the same rate for both, or another;
-    the ends are of any two seeds.
+    """Return the projection's loss without the constraint, if tuning chose the same rate for both, or a different one;
+    the interval is over any two seeds.
     """
     scaled = _scaled(folder)
     if not {SSN, CONTROL} <= set(scaled.index):
@@ -375,9 +360,8 @@ def blocks(folder: Path) -> dict[str, str]:
     match = Matched(**link.iloc[0]) if len(link) else None
     return {
         "answer": _answer(folder),
-        "claims": claims_table(claims(folder)),
-        "speed": experiments.markdown_of(speed_table(table)),
-        "targets": experiments.markdown_of(target_table(table)),
+        "speed": speed_table(table),
+        "targets": target_table(table),
         "link": "" if match is None else match.words[0].upper() + match.words[1:] + ".",
     }
 
@@ -400,22 +384,19 @@ def _answer(folder: Path) -> str:
     )
 
 
-def main() -> None:
-    """Write the figure, the CSVs and the claims; put the generated blocks into the README, and print them."""
-    results, output = experiments.folders(NAME, "Figure, CSVs, claims and the generated blocks of the README.")
+def write(results: Path, output: Path) -> None:
+    """Write the CSVs of a sweep's results, and draw its curves."""
     runs, curves = experiments.runs_frame(results), experiments.curves(results)
     match = matched(results, runs)
     experiment_tables.write_tables(results, output, runs)
-    # What states its rate is the 2 x 2 of constraint and rate, which comparisons.csv has; here each codec has its own.
+    # Runs that state their rate are the 2 x 2 of constraint and rate, for comparisons.csv; here each codec has its own.
     runs = runs[~runs.stated]
     curves = curves[curves.cell_id.isin(runs.cell_id)]
     summary(results, runs, curves).to_csv(output / "summary.csv", index=False, float_format="%.6g")
     link = pd.DataFrame([] if match is None else [match._asdict()], columns=list(Matched._fields))
     link.to_csv(output / "link.csv", index=False, float_format="%.6g")
-    with style.applied():
-        experiments.save_figure(draw(runs, curves, match), output, "loss")
-    experiments.publish(output, blocks(output), claims(output))
+    publishing.save_figure(draw(runs, curves, match), output, "loss")
 
 
 if __name__ == "__main__":
-    main()
+    publishing.run(globals())

@@ -1,12 +1,10 @@
-"""Make the figure, the CSVs, the claims and the README's blocks of subspace_ratio.
+"""Generates the figure, CSVs, claims and README blocks of subspace_ratio.
 
 python -m testbed sweep subspace_ratio
 python experiments/subspace_ratio/figures.py [--results results/subspace_ratio] [--output experiments/subspace_ratio]
 
-All but the CSVs of `experiment_tables` follows from those CSVs.
+Everything else is computed from the CSVs of `experiment_tables`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,27 +14,24 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from testbed.codecs.catalogue import placement
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiment_tables, experiment_verdicts, experiments, style
-from testbed.report.canvas import Handle, canvas
+from testbed.report import experiment_tables, experiment_verdicts, experiments, plots, publishing, style
+from testbed.report.canvas import Handle, canvas, note
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
 
-HERE = Path(__file__).resolve().parent
 BASELINE, FREE, MAPL = "bf16", "subspace-free", "mapl"
 RATE = "optimiser.learning_rate"
 RATIOS = (4, 8, 16, 32, 64)
 TUNED_RATIO = 8
-"""The ratio at which the constraint is taken away, and other codecs send as many bytes."""
+"""The ratio at which the constraint is removed, and other codecs send as many bytes."""
 SAME_LOSS = 0.01
-"""Of bf16's loss: what "no degradation" may mean at most."""
+"""Share of bf16's loss: the most that "no degradation" may mean."""
 TRAINING_S = 13.7
-"""Of one core, for one training: 83 times as many tokens take 19 minutes (README, "What it does not show")."""
+"""Seconds of one core for one training: 83 times as many tokens take 19 minutes (README, "What it does not show")."""
 FAMILIES = {
     "subspace": ("subspace", "#0072b2", "o"),
     "subspace-free": ("without the constraint", "#767d86", "X"),
@@ -60,8 +55,8 @@ def name(codec: str, ratio: float) -> str:
 
 def best(tables: Tables) -> Any:
     """Return the rows of each codec at its best rate: that of the smallest loss of the first seed, with which rates
-    were screened. Columns of seeds.csv, and bits (per value, by the payloads that were counted), tried (rates), and
-    mark, where the best is an end of those.
+    were screened. Columns of seeds.csv, and bits (per value, by counted payloads), tried (rates), and mark, if the best
+    is at an end of those.
     """
     seeds = tables.seeds
     first = seeds[seeds.seed == seeds.seed.min()].sort_values("validation_loss").drop_duplicates("codec")
@@ -78,13 +73,13 @@ def best(tables: Tables) -> Any:
 
 
 def losses(rows: Any, codec: str) -> Mapping[int, float]:
-    """Return a codec's losses by seed; empty where it was not run."""
-    mine = rows[rows.codec == codec]
-    return dict(zip(mine.seed.tolist(), mine.validation_loss.astype(float).tolist(), strict=True))
+    """Return a codec's losses by seed, without the first of several, which chose the rates; empty if it was not run."""
+    judging = rows[(rows.seed > rows.seed.min()) | (rows.seed.nunique() == 1)]
+    return experiments.by_seed(judging, "validation_loss", codec=codec)
 
 
 def above(rows: Any, codec: str, base: str = BASELINE, share: float = SAME_LOSS) -> Judgement | None:
-    """Judge that a codec's loss is at most a share of bf16's loss above another's; None where either was not run."""
+    """Judge whether a codec's loss is at most a share of bf16's loss above another's; None if either was not run."""
     sides = [losses(rows, each) for each in (codec, base)]
     return judge("loss", *sides, share * _loss(rows)) if all(sides) else None
 
@@ -94,31 +89,23 @@ def _loss(rows: Any) -> float:
 
 
 # ---------------------------------------------------------------------- claims
-def claims(folder: Path) -> list[Claim]:
-    """Return what seeds.csv says of the published claims; those whose arms it lacks are left out."""
-    return claim_rows.claims(globals(), folder)
-
-
 def loss(folder: Path, codec: str, base: str = BASELINE, share: float = SAME_LOSS) -> Facts | None:
-    """Return how far a codec's loss is above another's, judged to be at most a share of bf16's loss."""
+    """Return a codec's loss above another's, judged against a share of bf16's loss."""
     rows = best(experiment_tables.read_tables(folder))
     found = above(rows, *map(placement.canonical_text, (codec, base)), share)
-    if found is None:
-        return None
-    part = found.value / _loss(rows)
-    shown = experiments.shown_words(found, _loss(rows), 2 * TRAINING_S, found.effect or SAME_LOSS * _loss(rows))
-    return {"judgement": found, "bound": found.effect, "part": part, "codec": codec, "base": base, "shown": shown}
+    size = share * _loss(rows) or SAME_LOSS * _loss(rows)
+    return experiments.loss_facts(found, _loss(rows), 2 * TRAINING_S, size, codec=codec, base=base)
 
 
 def at_ratios(folder: Path) -> Iterator[Facts]:
-    """Yield the same of each subspace."""
+    """Yield the same for each subspace."""
     for ratio in RATIOS:
         if (facts := loss(folder, name("subspace", ratio))) is not None:
             yield {**facts, "ratio": ratio}
 
 
 def others(folder: Path) -> Iterator[Facts]:
-    """Yield the same of every codec that is not in the model."""
+    """Yield the same for every codec that does not change the model."""
     rows = best(experiment_tables.read_tables(folder))
     for codec in dict.fromkeys(rows.codec):
         if family(codec) in ("topk-shared", "int2", "powersgd") and (facts := loss(folder, codec)) is not None:
@@ -126,7 +113,7 @@ def others(folder: Path) -> Iterator[Facts]:
 
 
 def as_small(folder: Path) -> Iterator[Facts]:
-    """Yield how far the subspace's loss is above that of each codec of as many bytes."""
+    """Yield the subspace's loss above that of each codec with as many bytes."""
     through = name("subspace", TUNED_RATIO)
     for codec in _near(best(experiment_tables.read_tables(folder))):
         if codec != through and (facts := loss(folder, through, codec, 0.0)) is not None:
@@ -135,36 +122,31 @@ def as_small(folder: Path) -> Iterator[Facts]:
 
 # ---------------------------------------------------------------------- tables
 def _difference(found: Judgement | None) -> str | None:
-    if found is None:
-        return None
-    spread = "one seed" if found.interval is None else f"{found.interval.low:+.3f} to {found.interval.high:+.3f}"
-    return f"{found.value:+.3f} ({spread})"
+    return found and experiments.with_ends(found, otherwise="one seed")
 
 
+@experiments.table
 def losses_table(tables: Tables) -> Any:
     """Return a row for each codec at its best rate."""
-    rows, made = best(tables), []
+    rows = best(tables)
     for codec, mine in rows.groupby("codec", sort=False):
         found = None if codec == BASELINE else above(rows, str(codec))
         first = mine.iloc[0]
-        made.append(
-            {
-                "codec": codec,
-                "bits per value": f"{mine.bits.mean():.2f}",
-                "rate": f"{first[RATE]:g}{first['mark']}",
-                "rates tried": int(first.tried),
-                "validation loss": f"{mine.validation_loss.mean():.3f}",
-                "vs bf16": _difference(found),
-                "of the loss": None if found is None else percent(found.value / _loss(rows), "{:+.1f}"),
-                "at most 1 %": None if found is None else found.words,
-                "seeds": len(mine),
-            }
-        )
-    return pandas.DataFrame(made)
+        yield {
+            "codec": codec,
+            "bits per value": f"{mine.bits.mean():.2f}",
+            "rate": f"{first[RATE]:g}{first['mark']}",
+            "rates tried": int(first.tried),
+            "validation loss": f"{mine.validation_loss.mean():.3f}",
+            "vs bf16": _difference(found),
+            "of the loss": None if found is None else percent(found.value / _loss(rows), "{:+.1f}"),
+            "at most 1 %": None if found is None else found.words,
+            "seeds": len(mine),
+        }
 
 
 def screened(tables: Tables) -> Any:
-    """Return the first seed's loss of each codec (rows) at each rate (columns), where more than one was tried."""
+    """Return the first seed's loss of each codec (rows) at each rate (columns), if more than one was tried."""
     seeds = tables.seeds
     grid = seeds[seeds.seed == seeds.seed.min()].pivot_table(
         index="codec", columns=RATE, values="validation_loss", sort=False
@@ -172,14 +154,13 @@ def screened(tables: Tables) -> Any:
     return grid[grid.notna().sum(axis=1) > 1].sort_index(axis=1)
 
 
+@experiments.table
 def rates_table(tables: Tables) -> Any:
     """Return the README's table of `screened`."""
-    rows = []
     for codec, of_codec in screened(tables).iterrows():
         said = {f"{rate:g}": None if pandas.isna(loss) else f"{loss:.3f}" for rate, loss in of_codec.items()}
         least = f"{of_codec.idxmin():g}"
-        rows.append({"codec": codec, **said, least: f"**{said[least]}**"})
-    return pandas.DataFrame(rows)
+        yield {"codec": codec, **said, least: f"**{said[least]}**"}
 
 
 # ---------------------------------------------------------------------- figure
@@ -199,26 +180,16 @@ def draw(tables: Tables) -> Figure:
 
 def _against_bits(panel: Axes, rows: Any) -> None:
     for codec, (_, colour, marker) in FAMILIES.items():
-        found = []
-        for text, mine in rows[rows.codec.map(family) == codec].groupby("codec"):
-            one = above(rows, str(text))
-            assert one is not None
-            found.append((mine.bits.mean(), one))
-        found.sort(key=lambda pair: pair[0])
+        of_family = rows[rows.codec.map(family) == codec].groupby("codec").bits.mean().sort_values()
+        found = [(bits, above(rows, str(text))) for text, bits in of_family.items()]
         panel.plot([x for x, _ in found], [one.value for _, one in found], color=colour)
         for x, one in found:
-            face = style.PAPER if one.interval is None else colour
-            panel.plot(x, one.value, color=colour, marker=marker, mfc=face)
-            if one.interval is not None:
-                panel.plot([x] * 2, one.interval, color=colour, lw=1)
+            plots.estimates(panel, [(x, one)], colour, marker, hollow=one.interval is None, width=1)
     panel.axhline(0, color=style.INK, lw=0.9)
-    bound = SAME_LOSS * _loss(rows)
-    _draw_level(panel, bound, "1 % of the loss", (6, 3), 0.51)
-    _draw_level(panel, float(rows.unigram_floor.iloc[0]) - _loss(rows), "unigram floor", (2, 2), 0.52)
+    plots.level(panel, SAME_LOSS * _loss(rows), "1 % of the loss", at=0.51)
+    plots.level(panel, float(rows.unigram_floor.iloc[0]) - _loss(rows), "unigram floor", at=0.52, dash=(0, (2, 2)))
     panel.set_xscale("log", base=2)
-    panel.xaxis.set_major_locator(FixedLocator([16 / ratio for ratio in RATIOS]))
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda bits, _: f"{bits:g}\n1/{16 / bits:g}"))
+    plots.ticks(panel.xaxis, [16 / ratio for ratio in RATIOS], lambda bits: f"{bits:g}\n1/{16 / bits:g}")
     panel.set_xlim(6, 0.17)
     panel.set_xlabel("bits per value, and as a part of bf16's")
     panel.set_ylabel("validation loss vs bf16, nats per token")
@@ -236,26 +207,13 @@ def _against_rates(panel: Axes, tables: Tables) -> None:
         if codec in grid.index:
             line = grid.loc[codec].dropna()
             panel.plot(line.index, line, color=colour, marker=marker)
-            panel.annotate(
-                words, (line.index[-1], line.iloc[-1]), xytext=(7, -3), textcoords="offset points", size=8, color=colour
-            )
+            note(panel, words, (line.index[-1], line.iloc[-1]), (7, -3), size=8, color=colour)
     panel.set_xscale("log")
-    panel.xaxis.set_major_locator(FixedLocator(list(grid.columns)))
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    plots.ticks(panel.xaxis, grid.columns)
     panel.set_xlabel("learning rate (one seed)")
     panel.set_ylabel("validation loss, nats per token")
     panel.set_xlim(grid.columns.min() / 1.15, 2.4 * grid.columns.max())  # room for the labels
-    _draw_level(panel, float(tables.seeds.unigram_floor.iloc[0]), "unigram floor", (2, 2))
-
-
-def _draw_level(panel: Axes, level: float, words: str, dash: tuple[int, int], at: float = 0) -> None:
-    """Draw a line across a panel, with its name from `at` (0: left, 1: right) on."""
-    panel.axhline(level, color=style.MUTED, lw=0.9, ls=(0, dash), zorder=1)
-    panel.annotate(
-        words, (at, level), xycoords=("axes fraction", "data"), xytext=(3, 2), textcoords="offset points", size=7,
-        color=style.MUTED,
-    )  # fmt: skip
+    plots.level(panel, float(tables.seeds.unigram_floor.iloc[0]), "unigram floor", at=0, dash=(0, (2, 2)))
 
 
 def _near(rows: Any) -> list[str]:
@@ -266,25 +224,15 @@ def _near(rows: Any) -> list[str]:
 
 
 def _title(rows: Any) -> str:
-    """Say what the subspace costs, and others of as many bytes whose difference from it is resolved."""
-    through = name("subspace", TUNED_RATIO)
-    if (found := above(rows, through)) is None:
-        return "Loss against bits per value"
-    cost = percent(found.value / _loss(rows))
-    others = []
-    for codec in _near(rows):
-        apart, own = above(rows, through, codec, 0.0), above(rows, codec)
-        if codec != through and apart is not None and own is not None and apart.verdict in ("holds", "fails"):
-            share = percent(own.value / _loss(rows), "{:+.1f}")
-            others.append(f"{FAMILIES[family(codec)][0]} {share}")
-    equal = f"; of as many bytes: {', '.join(others)}" if others else ""
-    return f"A subspace of 1/{TUNED_RATIO} of the channels costs {cost} of the loss{equal}"
+    """State the cost of the subspace with its interval."""
+    found = above(rows, name("subspace", TUNED_RATIO))
+    cost = "Loss against bits per value" if found is None else f"{experiments.with_ends(found)} nats above bf16"
+    return f"A subspace of 1/{TUNED_RATIO} of the channels: {cost}"
 
 
 def _foot(rows: Any) -> str:
-    counts = rows.groupby("codec").seed.nunique()
-    few = "" if counts.min() > 1 else "; hollow: one seed"
-    return f"Means of {counts.max()} seeds, with 95 % intervals of their differences from bf16{few}."
+    counted = f"{len(losses(rows, BASELINE))} seeds, without the one that chose the rates"
+    return f"Means of {counted}, with 95 % intervals of their differences from bf16."
 
 
 # ---------------------------------------------------------------------- README
@@ -309,21 +257,15 @@ def blocks(folder: Path) -> dict[str, str]:
     tables = experiment_tables.read_tables(folder)
     return {
         "answer": answer(tables),
-        "claims": claims_table(claims(folder)),
-        "losses": experiments.markdown_of(losses_table(tables)),
-        "rates": experiments.markdown_of(rates_table(tables)),
+        "losses": losses_table(tables),
+        "rates": rates_table(tables),
         "remarks": experiments.prose(experiment_verdicts.floor_sentence(best(tables))),
     }
 
 
-def main() -> None:
-    """Write the CSVs, the figure and the claims; put the generated blocks into the README, and print them."""
-    results, output = experiments.folders(HERE.name, "Figure, CSVs, claims and the README's blocks.")
-    experiment_tables.write_tables(results, output)
-    experiments.draw_and_publish(
-        HERE, output, {"ratio": lambda folder: draw(experiment_tables.read_tables(folder))}, blocks, claims
-    )
+FIGURES = {"ratio": lambda folder: draw(experiment_tables.read_tables(folder))}
+write = experiment_tables.write_tables
 
 
 if __name__ == "__main__":
-    main()
+    publishing.run(globals())

@@ -1,45 +1,39 @@
-"""Make the figure, the CSVs, the claims and the README's blocks of topk_knee.
+"""Generates the figure, CSVs, claims and README blocks of topk_knee.
 
 python -m testbed sweep topk_knee
 python experiments/topk_knee/figures.py [--results results/topk_knee] [--output experiments/topk_knee]
 
-All else follows from the CSVs of `experiment_tables` and grid.csv (every training, those of [tune] among them).
+Everything else is computed from the CSVs of `experiment_tables` and grid.csv (every training, including [tune]).
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.records import TrainingRecord
-from testbed.report import claim_rows, experiment_tables, experiment_verdicts, experiments, style
+from testbed.report import experiment_tables, experiment_verdicts, experiments, plots, publishing, style
 from testbed.report.canvas import Handle, canvas
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
 from testbed.results import read_json
 from testbed.sweep import trainings
 
-HERE = Path(__file__).resolve().parent
 BASELINE = "bf16"
 SAME_LOSS = 0.01
-"""Of bf16's loss: what "does not harm" may mean at most."""
+"""Share of bf16's loss: the most that "does not harm" may mean."""
 TRAINING_S = 11.8
-"""Of one core, for one training of 60 steps: measured on 2026-11-23."""
+"""Seconds of one core for one training of 60 steps: measured on 2026-11-23."""
 SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 KNEE = 0.1
-"""The share at which the published knee is, and at which error feedback is tried."""
+"""The published knee, and the share at which error feedback is tried."""
 MASKS = {"topk-shared": "the activations' positions", "topk": "its own positions"}
-"""Codec -> where the gradient is sent."""
+"""Codec -> positions at which the gradient is sent."""
 FEEDBACKS = {"{}": "none", "ef({})": "EF", "ef21({})": "EF21"}
 WITH, WITHOUT = "validation_loss", "uncompressed_loss"
 GRID = "grid.csv"
@@ -47,7 +41,7 @@ _LOOKS = {"topk-shared": ("#0072b2", "o"), "topk": ("#d55e00", "D")}
 
 
 def arm(mask: str, share: float, feedback: str = "{}") -> str:
-    """Return the codec of an arm, as seeds.csv names it."""
+    """Return the codec of an arm, as in seeds.csv."""
     return feedback.format(f"{mask}({share:g}, sample)")
 
 
@@ -62,9 +56,8 @@ class Losses(NamedTuple):
     """Rows of seeds.csv: a codec at one rate."""
 
     def of(self, codec: str, column: str = WITH) -> Mapping[int, float]:
-        """Return an arm's losses by seed; empty where it was not run."""
-        rows = self.seeds[self.seeds.codec == codec].set_index("seed")
-        return dict(rows[column].astype(float).to_dict())
+        """Return an arm's losses by seed; empty if it was not run."""
+        return experiments.by_seed(self.seeds, column, codec=codec)
 
     def mean(self, codec: str, column: str = WITH) -> float:
         """Return an arm's mean loss."""
@@ -83,24 +76,19 @@ class Losses(NamedTuple):
         base_column: str | None = None,
         bound: float | None = None,
     ) -> Judgement | None:
-        """Judge that an arm's loss is at most the bound above another's; None where either was not run."""
+        """Judge whether an arm's loss is at most the bound above another's; None if either was not run."""
         ours, than = self.of(codec, column), self.of(base, base_column or column)
         return judge("loss", ours, than, self.bound if bound is None else bound) if ours and than else None
 
 
 def chosen(tables: Tables) -> Losses:
-    """Return the runs at the rate that was chosen for each arm, or stated where none was."""
+    """Return the runs at each arm's chosen rate, or at its stated one if none was chosen."""
     stated = tables.seeds.stated.astype(bool)
     tuned = set(tables.seeds.codec[~stated])
     return Losses(tables.seeds[~stated | ~tables.seeds.codec.isin(tuned)])
 
 
 # ---------------------------------------------------------------------- claims
-def claims(folder: Path) -> list[Claim]:
-    """Return what seeds.csv and grid.csv say of the published claims; those whose arms they lack are left out."""
-    return claim_rows.claims(globals(), folder)
-
-
 def costs(
     folder: Path,
     codec: str,
@@ -110,8 +98,8 @@ def costs(
     share: float = SAME_LOSS,
     largest: bool = False,
 ) -> Facts | None:
-    """Judge an arm's loss against another's, at their best rates or at the largest of the grid, where the weights move
-    furthest, which takes two seeds; the bound is a share of bf16's.
+    """Judge an arm's loss against another's, at their best rates or at the grid's largest, at which the weights move
+    furthest; this takes two seeds. The bound is a share of bf16's loss.
     """
     losses, tried = chosen(experiment_tables.read_tables(folder)), pandas.read_csv(folder / GRID)
     rate, loss = tried.rate.max(), losses.mean(BASELINE)
@@ -119,12 +107,11 @@ def costs(
     found = at.above(codec, column, base, base_column, share * loss)
     if found is None or (largest and found.n < 2):
         return None
-    shown = experiments.shown_words(found, loss, 2 * TRAINING_S)
-    return {"judgement": found, "bound": found.effect, "part": found.value / loss, "shown": shown, "rate": rate}
+    return experiments.loss_facts(found, loss, 2 * TRAINING_S, rate=rate)
 
 
 def inference(folder: Path, largest: bool = False) -> Iterator[Facts]:
-    """Yield what each kind of top-k loses when the model is evaluated without it."""
+    """Yield the loss of each kind of top-k when the model is evaluated without it."""
     for mask, where in MASKS.items():
         codec = arm(mask, KNEE)
         if facts := costs(folder, codec, codec, WITHOUT, WITH, largest=largest):
@@ -132,7 +119,7 @@ def inference(folder: Path, largest: bool = False) -> Iterator[Facts]:
 
 
 def fed(folder: Path, share: float, base: str = "", column: str = WITH) -> Iterator[Facts]:
-    """Yield the loss of each kind of error feedback against another arm's, or that without feedback."""
+    """Yield the loss of each kind of error feedback vs another arm's, or vs no feedback."""
     losses = chosen(experiment_tables.read_tables(folder))
     for mask, where in MASKS.items():
         plain = arm(mask, KNEE)
@@ -149,10 +136,7 @@ def fed(folder: Path, share: float, base: str = "", column: str = WITH) -> Itera
 
 # ---------------------------------------------------------------------- tables
 def _difference(found: Judgement | None) -> str | None:
-    if found is None:
-        return None
-    spread = "" if found.interval is None else f" ({found.interval.low:+.3f} to {found.interval.high:+.3f})"
-    return f"{found.value:+.3f}{spread}"
+    return found and experiments.with_ends(found)
 
 
 def _ordered(losses: Losses) -> list[str]:
@@ -162,28 +146,26 @@ def _ordered(losses: Losses) -> list[str]:
     return [codec for codec in dict.fromkeys(every) if losses.of(codec)]
 
 
+@experiments.table
 def knee_table(tables: Tables) -> Any:
     """Return a row for each arm: its rate and its differences from bf16, with and without its codec."""
-    losses, rows = chosen(tables), []
+    losses = chosen(tables)
     for codec in _ordered(losses):
         runs, found = losses.seeds[losses.seeds.codec == codec], losses.above(codec)
         first = runs.iloc[0]
-        rows.append(
-            {
-                "codec": codec,
-                "rate": f"{first['optimiser.learning_rate']:g}{' *' if isinstance(first['mark'], str) else ''}",
-                "validation loss": f"{runs[WITH].mean():.3f}",
-                "vs bf16": None if codec == BASELINE else _difference(found),
-                "at most 1 %": None if found is None or codec == BASELINE else found.words,
-                "evaluated without, vs bf16": None if codec == BASELINE else _difference(losses.above(codec, WITHOUT)),
-                "seeds": len(runs),
-            }
-        )
-    return pandas.DataFrame(rows)
+        yield {
+            "codec": codec,
+            "rate": f"{first['optimiser.learning_rate']:g}{' *' if isinstance(first['mark'], str) else ''}",
+            "validation loss": f"{runs[WITH].mean():.3f}",
+            "vs bf16": None if codec == BASELINE else _difference(found),
+            "at most 1 %": None if found is None or codec == BASELINE else found.words,
+            "evaluated without, vs bf16": None if codec == BASELINE else _difference(losses.above(codec, WITHOUT)),
+            "seeds": len(runs),
+        }
 
 
 def grid(results: Path) -> Any:
-    """Return a row for each training, those of [tune] among them: codec, rate, seed and both final losses."""
+    """Return a row for each training, including [tune]: codec, rate, seed and both final losses."""
     rows = []
     for folder in sorted((results / trainings.FOLDER).glob("[!.]*")):
         recipe = read_json(folder / "training.json", TrainingRecord).recipe
@@ -195,6 +177,7 @@ def grid(results: Path) -> Any:
     )
 
 
+@experiments.table
 def rates_table(tables: Tables, folder: Path) -> Any:
     """Return the mean losses of each arm at each rate of the grid, with its codec and without, over the seeds of
     [tune].
@@ -202,7 +185,6 @@ def rates_table(tables: Tables, folder: Path) -> Any:
     tried = pandas.read_csv(folder / GRID)
     tried = tried[tried.seed.isin(tables.tuning.seed)].groupby(["codec", "rate"])[[WITH, WITHOUT]].mean()
     rates = sorted({rate for _, rate in tried.index})
-    rows = []
     for codec in _ordered(chosen(tables)):
         means = tried.loc[codec]
         best = means[WITH].idxmin()
@@ -210,13 +192,12 @@ def rates_table(tables: Tables, folder: Path) -> Any:
         for rate in rates:
             said = None if rate not in means.index else f"{means[WITH][rate]:.3f}, {means[WITHOUT][rate]:.3f}"
             row[f"{rate:g}"] = f"**{said}**" if rate == best else said
-        rows.append(row)
-    return pandas.DataFrame(rows)
+        yield row
 
 
 # ---------------------------------------------------------------------- figure
 def draw(tables: Tables) -> Figure:
-    """Draw what top-k costs against the share that it keeps, and what error feedback changes at the knee."""
+    """Draw top-k's cost against the kept share, and the effect of error feedback at the knee."""
     losses = chosen(tables)
     handles: list[Handle] = [
         Line2D([], [], color=colour, marker=marker, label=f"gradient at {MASKS[mask]}")
@@ -228,40 +209,23 @@ def draw(tables: Tables) -> Figure:
     for mask, (colour, marker) in _LOOKS.items():
         for column, dash in ((WITH, "-"), (WITHOUT, ":")):
             shares = [(share, losses.above(arm(mask, share), column)) for share in SHARES]
-            _line(left, shares, colour, marker, dash, filled=column == WITH)
             fed = [losses.above(arm(mask, KNEE, feedback), column) for feedback in FEEDBACKS]
-            _line(right, list(enumerate(fed)), colour, marker, "none", filled=column == WITH)
+            hollow = column == WITHOUT
+            plots.estimates(left, shares, colour, marker, line=dash, hollow=hollow, width=1)
+            plots.estimates(right, enumerate(fed), colour, marker, hollow=hollow, width=1)
     for panel in (left, right):
         panel.axhline(0, color=style.INK, lw=0.9)
-        panel.axhline(losses.bound, color=style.MUTED, lw=0.9, ls=(0, (6, 3)))
-        panel.annotate(
-            f"1 % of bf16's loss, {losses.bound:.3f}", (1, losses.bound), xycoords=("axes fraction", "data"),
-            xytext=(0, 2), textcoords="offset points", ha="right", size=7.5, color=style.MUTED,
-        )  # fmt: skip
+        plots.level(panel, losses.bound, f"1 % of bf16's loss, {losses.bound:.3f}")
     left.set(xscale="log", xlabel="values kept by top-k", ylabel="validation loss vs bf16, nats per token")
-    left.xaxis.set_major_locator(FixedLocator(SHARES))
-    left.xaxis.set_minor_locator(NullLocator())
-    left.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    plots.ticks(left.xaxis, SHARES, _percent)
     left.set_xlim(1.2 * SHARES[0], SHARES[-1] / 1.2)
     right.set_xticks(range(len(FEEDBACKS)), list(FEEDBACKS.values()))
     right.set(xlim=(-0.4, len(FEEDBACKS) - 0.6), xlabel=f"error feedback, {_percent(KNEE)} kept")
     return figure
 
 
-def _line(panel: Axes, points: Any, colour: str, marker: str, dash: str, *, filled: bool) -> None:
-    known = [(x, one) for x, one in points if one is not None]
-    if not known:
-        return
-    face = colour if filled else style.PAPER
-    values = [one.value for _, one in known]
-    panel.plot([x for x, _ in known], values, color=colour, marker=marker, mfc=face, ls=dash)
-    for place, one in known:
-        if one.interval is not None:
-            panel.plot([place] * 2, one.interval, color=colour, lw=1)
-
-
 def knee(losses: Losses) -> float | None:
-    """Return the smallest share that is within the bound, with all larger ones; None where the largest is not."""
+    """Return the smallest share that, like all larger ones, is within the bound; None if the largest is not."""
     last = None
     for share in SHARES:
         found = losses.above(arm("topk-shared", share))
@@ -297,12 +261,13 @@ def answer(tables: Tables) -> str:
     found, at = knee(losses), losses.above(arm("topk-shared", KNEE))
     if at is None:
         return ""
-    where = "at none of the shares" if found is None else f"at {_percent(found)} of the values"
+    where = "at no share" if found is None else f"at {_percent(found)} of the values"
     own = losses.above(arm("topk", KNEE))
     text = (
-        f"**Answer.** Trained further from weights that have learned, top-k stays within 1 % of bf16's loss {where}; "
+        f"**Answer.** Trained further from weights with nothing left to learn here, top-k stays within 1 % of bf16's "
+        f"loss {where}; "
         f"at {_percent(KNEE)} it costs {_difference(at)} nats"
-        + ("" if own is None else f", and {_difference(own)} with the gradient at positions of its own")
+        + ("" if own is None else f", and {_difference(own)} with the gradient at its own positions")
         + "."
     )
     fed = [arm("topk-shared", KNEE, feedback) for feedback in FEEDBACKS]
@@ -321,22 +286,20 @@ def blocks(folder: Path) -> dict[str, str]:
     said = (experiment_verdicts.floor_sentence(tables.seeds), experiment_verdicts.tuning_sentence(tables.tuning))
     return {
         "answer": answer(tables),
-        "claims": claims_table(claims(folder)),
-        "knee": experiments.markdown_of(knee_table(tables)),
-        "rates": experiments.markdown_of(rates_table(tables, folder)),
+        "knee": knee_table(tables),
+        "rates": rates_table(tables, folder),
         "remarks": "\n\n".join(experiments.prose(words) for words in said if words),
     }
 
 
-def main() -> None:
-    """Write the CSVs, the figure and the claims; put the generated blocks into the README, and print them."""
-    results, output = experiments.folders(HERE.name, "Figure, CSVs, claims and the README's blocks.")
+FIGURES = {"knee": lambda folder: draw(experiment_tables.read_tables(folder))}
+
+
+def write(results: Path, output: Path) -> None:
+    """Write the CSVs of a sweep's results."""
     experiment_tables.write_tables(results, output)
     grid(results).to_csv(output / GRID, index=False, lineterminator="\n")
-    experiments.draw_and_publish(
-        HERE, output, {"knee": lambda folder: draw(experiment_tables.read_tables(folder))}, blocks, claims
-    )
 
 
 if __name__ == "__main__":
-    main()
+    publishing.run(globals())

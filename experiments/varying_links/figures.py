@@ -1,4 +1,4 @@
-"""Make the figure, summary.csv, steps.csv, claims.csv and the README's blocks of varying_links.
+"""Generates the figure, summary.csv, steps.csv, claims.csv and README blocks of varying_links.
 
 python -m testbed sweep varying_links
 python experiments/varying_links/figures.py [--results results/varying_links] [--output FOLDER]
@@ -11,29 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
 import testbed
 from testbed import results
 from testbed.metrics.statistics import IntervalEstimate, of_ratios
 from testbed.metrics.verdicts import judge_ratio
-from testbed.report import claim_rows, experiments, style
+from testbed.report import experiments, plots, publishing, style
 from testbed.report.claim_rows import Facts
-from testbed.report.claims import Claim, claims_table
 
-NAME = "varying_links"
 SUMMARY, STEPS = "summary.csv", "steps.csv"
 CHOICES = ("mild", "middle", "strong")
 BASELINE = "bf16"
 ADAPTIVE = "adaptive"
 PAIR_S = 145.0
-"""For one more seed of the links: 140 s for a live run in the guest, 5 s for a played one; measured on 2026-11-23."""
+"""Seconds for one more seed of the links: 140 s for a live run in the guest, 5 s for a played one; measured on
+2026-11-23."""
 
 
 def runs(home: Path) -> Any:
-    """Return a row for each run: the mean of its steps in seconds, its loss, and which share of its messages went
-    through which of the codecs that it chooses from.
+    """Return a row for each run: the mean of its steps in seconds, its loss, and the shares of its messages sent with
+    each of the codecs among which it chooses.
     """
     frame = experiments.runs_frame(home)
     trained = experiments.curves(home)
@@ -78,14 +76,14 @@ def first_steps(home: Path) -> Any:
 
 
 def ratio(frame: Any, network: str, ours: str, base: str) -> IntervalEstimate:
-    """Return how many times as long `base` trains as `ours` over a network, paired by the links' seed."""
+    """Return the ratio of the training times of `base` and `ours` over a network, paired by the links' seed."""
     part = frame[frame.network == network].pivot_table(index="run", columns="codec", values="mean_step_s")
     pairs = part[[ours, base]].dropna()
     return of_ratios(list(pairs[base] / pairs[ours]), "link seed")
 
 
 def arms(frame: Any, network: str) -> tuple[str, str]:
-    """Return the fastest codec that chooses, and the fastest that does not."""
+    """Return the fastest adaptive codec, and the fastest other one."""
     means = frame[frame.network == network].groupby("codec").mean_step_s.mean()
     chooses = means.index.str.startswith(ADAPTIVE)
     return str(means[chooses].idxmin()), str(means[~chooses].idxmin())
@@ -101,7 +99,7 @@ def table(folder: Path) -> Any:
                 "links": network,
                 "codec": codec,
                 "mean step": f"{part.mean_step_s.mean():.3f} s",
-                f"speed-up over {BASELINE}": None if speed is None else _words(speed),
+                f"speed-up over {BASELINE}": speed and experiments.with_ends(speed, "{:.2f}", unit="x"),
                 "bits per value": f"{part.bits_per_value.mean():.1f}",
                 "bf16, int8, int4": ", ".join(f"{100 * part[name].mean():.0f} %" for name in CHOICES)
                 if codec.startswith(ADAPTIVE)
@@ -112,15 +110,9 @@ def table(folder: Path) -> Any:
     return pd.DataFrame(rows)
 
 
-def _words(found: IntervalEstimate) -> str:
-    if found.interval is None:
-        return f"{found.value:.2f}x"
-    return f"{found.value:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f})"
-
-
 def faster(folder: Path, least: float, over: str = "") -> Iterator[Facts]:
-    """Yield, for each network, how many times as fast the codec that chooses trains as another; where none is named,
-    as the fastest that does not choose.
+    """Yield, for each network, the speed-up of training with the adaptive codec over another; if none is named, over
+    the fastest non-adaptive one.
     """
     frame = pd.read_csv(folder / SUMMARY)
     for network in frame.network.unique():
@@ -140,11 +132,6 @@ def faster(folder: Path, least: float, over: str = "") -> Iterator[Facts]:
         }
 
 
-def claims(folder: Path) -> list[Claim]:
-    """Return what is claimed here and what became of it."""
-    return claim_rows.claims(globals(), folder)
-
-
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     frame, said = pd.read_csv(folder / SUMMARY), []
@@ -153,23 +140,20 @@ def blocks(folder: Path) -> dict[str, str]:
         said.append(
             f"Over {network}, {follows} is {ratio(frame, network, follows, BASELINE).value:.2f} times as fast as "
             f"{BASELINE} and {ratio(frame, network, follows, stays).value:.2f} times as fast as {stays}, the fastest "
-            "that does not choose."
+            "non-adaptive codec."
         )
     return {
         "answer": experiments.prose(" ".join(said)),
-        "runs": experiments.markdown_of(table(folder)),
-        "claims": claims_table(claims(folder)),
+        "runs": table(folder),
     }
 
 
 def draw(folder: Path) -> Any:
-    """Draw how long each step took, over time, on each network."""
+    """Draw the time of each step over time, on each network."""
     frame = pd.read_csv(folder / STEPS)
     networks = list(frame.network.unique())
     looks = style.looks(frame.codec.unique())
-    figure, rows = plt.subplots(
-        len(networks), 1, figsize=(8.2, 2.5 * len(networks)), layout="constrained", squeeze=False
-    )
+    figure, rows = plots.panels(len(networks), 1, (8.2, 2.5 * len(networks)))
     for axes, network in zip(rows[:, 0], networks, strict=True):
         for codec, part in frame[frame.network == network].groupby("codec"):
             look = looks[str(codec)]
@@ -177,17 +161,18 @@ def draw(folder: Path) -> Any:
         axes.set_title(network)
         axes.set(ylabel="step, s", ylim=(0, None), xlim=(0, None))
     rows[-1, 0].set_xlabel("seconds of training")
-    figure.legend(*rows[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5)
+    plots.finish(figure, legend=rows[0, 0], at="upper left", columns=5)
     return figure
 
 
-def main() -> None:
-    """Read the results and write everything."""
-    home, output = experiments.folders(NAME, "Figure, CSVs, claims and the README's blocks.")
-    runs(home).to_csv(output / SUMMARY, index=False, float_format="%.6g")
-    first_steps(home).to_csv(output / STEPS, index=False, float_format="%.6g")
-    experiments.draw_and_publish(Path(__file__).parent, output, {"steps": draw}, blocks, claims)
+FIGURES = {"steps": draw}
+
+
+def write(results: Path, output: Path) -> None:
+    """Write the CSVs of a sweep's results."""
+    runs(results).to_csv(output / SUMMARY, index=False, float_format="%.6g")
+    first_steps(results).to_csv(output / STEPS, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":
-    main()
+    publishing.run(globals())

@@ -1,12 +1,12 @@
-"""The mildest of three codecs that the link has time for, by what the boundary itself has measured.
+"""Chooses the mildest of three codecs that fits into a time limit on the link, as measured at the boundary.
 
-Every boundary is given the same time for a message, so the slowest link compresses most. (FusionLLM, arXiv 2410.12707,
+All boundaries have the same time limit per message, so the slowest link compresses most. (FusionLLM, arXiv 2410.12707,
 makes each link's ratio proportional to its slowness; the three steps and the time limit are ours.) The sender measures
-its link by when its peer acknowledged what it had sent (`pipeline/carried.py`), and never looks at the link's profile.
-The choice is in the payload, so the receiver measures nothing.
+its link from acknowledgements (`runtime/carried.py`), and never reads the link's profile. The payload contains the
+choice, so the receiver measures nothing.
 
-With this codec alone the network touches the numbers: two runs may choose differently, and a run can be repeated only
-as far as its link can.
+Only with this codec do results depend on the network: two runs may choose differently, so a run is only as reproducible
+as its link.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame, parts_wi
 from testbed.errors import CodecError
 
 _MEMORY = 0.5
-"""The weight of earlier bytes and seconds, whose quotient is the rate: it follows a change of the link within a few
-messages.
-"""
+"""Weight of earlier bytes and seconds in the rate, which follows a change of the link within a few messages."""
 _LEAST_BYTES = 4096
-"""Less than this since the last message says more of the delay than of the rate."""
+"""With fewer bytes since the last message, the time reflects the delay rather than the rate."""
 
 
 class Adaptive(Wrapper):
-    """Wire: 4 bytes (code, which codec, 0, 0), then that codec's payload.
+    """Wire: 4 bytes (code, index of the codec, 0, 0), then that codec's payload.
 
     The first message goes through `mild`. Later ones go through the mildest codec whose payload fits into `within_ms`
-    at the mean rate, if it takes as many bytes per element as its last one did; a codec not used yet is tried where no
-    milder one fits. Law: the chosen codec's. State: those of the three, and at the sender the rate and the bytes per
-    element of each.
+    at the mean rate, estimated from its last bytes per element; an unused codec is tried if no milder one fits. Law:
+    the chosen codec's. State: those of the three codecs, and at the sender the rate and the bytes per element of each.
     """
 
     code = 68
 
     def __init__(self, context: Context, within_ms: float, mild: Codec, middle: Codec, strong: Codec) -> None:
-        """`within_ms` is measured by the machine's own clock, which a dilated run slows down with everything else."""
+        """`within_ms` is in the machine's own time, so dilation affects it like everything else."""
         super().__init__(mild=mild, middle=middle, strong=strong)
         self._observers = parts_with(self.parts, ObservesLink)
         self._within_s = within_ms * 1e-3
@@ -47,7 +44,7 @@ class Adaptive(Wrapper):
         self._bytes: list[float | None] = [None] * len(self._codecs)
         """Bytes per element of each codec's last payload."""
         self._carried = self._seconds = 0.0
-        """Bytes that the link carried, and for how long it was at work on them; older messages weigh less."""
+        """Bytes that the link carried, and the time for which it was busy; older messages have less weight."""
         self._chosen: int | None = None
 
     @property
@@ -56,7 +53,7 @@ class Adaptive(Wrapper):
         return None if self._chosen is None else ("mild", "middle", "strong")[self._chosen]
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
-        """Follow the link's rate; what is inside may go by it too."""
+        """Update the link's rate; pass it on to inner codecs that observe it."""
         for part in self._observers.values():
             part.observe(sent_bytes, seconds)
         if sent_bytes >= _LEAST_BYTES:
@@ -80,7 +77,7 @@ class Adaptive(Wrapper):
         return self._codecs[choice].decode(body, key)
 
     def state(self) -> dict[str, Any]:
-        """Return the states of the three codecs, and what the choice depends on."""
+        """Return the states of the three codecs, and the state of the choice."""
         return {"parts": super().state(), "bytes": list(self._bytes), "link": [self._carried, self._seconds]}
 
     def load(self, state: Any) -> None:
@@ -93,7 +90,7 @@ class Adaptive(Wrapper):
                 super().load(state["parts"])
                 self._bytes, self._carried, self._seconds = list(sizes), carried, seconds
             case _:
-                raise CodecError("cannot load a state: not bytes per element of three codecs, bytes and seconds")
+                raise CodecError("cannot load a state: expected bytes per element of three codecs, bytes and seconds")
 
     def _choose(self, elements: int) -> int:
         if not self._carried:

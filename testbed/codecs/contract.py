@@ -1,10 +1,10 @@
-"""The contract of a codec: two methods, bytes that hold all that the receiver needs, and what a codec may have besides.
+"""The contract of a codec: two methods, self-contained payloads, and optional protocols.
 
-`Codec` is what every codec has. `Stateful`, `Paired`, `ObservesLink`, `ReportsChoice` and `ModelCodec` are optional; a
-class has them by having their methods, without importing anything. `wrap.capability` finds them, on a codec or on what
-it wraps, so a wrapper that adds nothing to them need not mention them: it shows what it wraps as `inner`, or as
-`parts`, a mapping of names to codecs. One that has the methods itself answers for what it wraps, and passes on what
-concerns that.
+Every codec implements `Codec`. `Stateful`, `Paired`, `ObservesLink`, `ReportsChoice` and `ModelCodec` are optional; a
+class implements them by defining their methods, without importing anything. `wrap.capability` finds them on a codec or
+inside it, so a wrapper that adds nothing to them can ignore them: it exposes its inner codec as `inner`, or several as
+`parts`, a mapping of names to codecs. A wrapper that defines the methods itself is responsible for its inner codecs,
+and forwards calls to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.message_key import MessageKey as MessageKey
 
 
 class Context(NamedTuple):
-    """What an instance is told when it is made. Both ends of a boundary's direction are told the same."""
+    """Constructor argument of an instance, the same at both ends of a boundary's direction."""
 
     seed: int
     boundary: int
@@ -33,15 +33,15 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 
 class Codec(Protocol):
-    """A codec has one instance per boundary, direction and end, called in the order of the messages.
+    """There is one instance per boundary, direction and end, called in the order of messages.
 
-    The ends share the payload and the message key, nothing else. State advances from decoded values only, so it is
-    bit-identical at both ends; a method that raises leaves it as it was. Randomness comes from `wire.noise`, never from
-    a global generator.
+    The ends share only the payload and the message key. State advances from decoded values only, so it is bit-identical
+    at both ends; a method that raises leaves it unchanged. Randomness comes from `wire.noise`, never from a global
+    generator.
     """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Turn a CPU tensor, fp32 or bf16, of any shape and strides, into bytes. The tensor is left as it is.
+        """Turn a CPU tensor, fp32 or bf16, of any shape and strides, into bytes. The tensor is not modified.
 
         The payload belongs to the caller: the codec does not touch it again, so it stays valid while it is being sent.
         CodecError for a tensor that cannot be encoded.
@@ -49,69 +49,73 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Return a new contiguous fp32 tensor of the shape that was encoded. It is the caller's and shares no memory.
+        """Return a new contiguous fp32 tensor of the encoded shape. The caller owns it, and it shares no memory.
 
-        CodecError for bytes that no encoder made for this message key, before memory is set aside on their word.
+        CodecError for bytes that no encoder made for this message key, before allocating memory based on them.
         """
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A codec that remembers earlier messages. One that remembers nothing has none of these methods.
+    """A codec with state from earlier messages. A stateless codec has none of these methods.
 
-    Where a frame was lost, the decoder raises CodecError (the visit number does not follow); the encoder's `reset`
-    heals the stream.
+    After a lost frame, the decoder raises CodecError (the visit number does not follow); the encoder's `reset` repairs
+    the stream.
     """
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return what both ends hold bit-identically after the same messages, by name, read-only; perhaps nothing."""
+        """Return the state that is bit-identical at both ends after the same messages, by name, read-only; possibly
+        empty.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return all that later messages depend on: tensors and plain values, for torch.save.
+        """Return the complete state: tensors and plain values, for torch.save.
 
         It shares no memory with the codec.
         """
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` of an instance of the same context returned. CodecError for anything else."""
+        """Restore a `state` of an instance of the same context. CodecError for anything else."""
         ...
 
     def reset(self) -> None:
-        """Forget. A decoder in any state then accepts the next message of each message key: it has visit number 0."""
+        """Reset the state. A decoder in any state then accepts the next message of each message key, which has visit
+        number 0.
+        """
         ...
 
 
 @runtime_checkable
 class Paired(Protocol):
-    """A codec of gradients that goes by what the activations' codec at the same end knows, such as its mask."""
+    """A gradient codec that depends on the activation codec at the same end, for example on its mask."""
 
     def pair(self, forward: Codec) -> None:
-        """Learn, once and before any message, of the forward instance of the same boundary and end.
+        """Receive, once and before any message, the forward instance of the same boundary and end.
 
-        A gradient's message key is that of its activations. SpecError where the instance has nothing to go by.
+        A gradient's message key is that of its activations. SpecError for an unsuitable instance.
         """
         ...
 
 
 @runtime_checkable
 class ObservesLink(Protocol):
-    """An encoder that adapts to what its link carries."""
+    """An encoder that adapts to its link."""
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
-        """Learn, before `encode`, how many bytes have arrived since the last call and how long the link took for them.
+        """Receive, before `encode`, the bytes that have arrived since the last call and the link's time for them.
 
-        `sent_bytes` counts what goes to the neighbour over this boundary, frame headers included, as far as it was
-        measured. It may be 0, and so may `seconds`, where a link is faster than can be seen.
+        `sent_bytes` counts measured traffic to the neighbour over this boundary, including frame headers. It may be 0,
+        and so may `seconds`, for a link too fast to measure.
         """
         ...
 
 
 @runtime_checkable
 class ReportsChoice(Protocol):
-    """An encoder that takes one of several codecs for each message, and says which for the records."""
+    """An encoder that chooses one of several codecs for each message, and reports the choice for the records."""
 
     @property
     def choice(self) -> str | None:
@@ -121,22 +125,22 @@ class ReportsChoice(Protocol):
 
 @runtime_checkable
 class Hook(Protocol):
-    """A model codec's part in one stage's model, at one boundary. `send` and `receive` are in autograd's graph.
+    """A model codec's part of one stage's model, at one boundary. `send` and `receive` are in autograd's graph.
 
-    What crosses is `coded`, and the gradient that goes back is that of `coded`. `inputs` are token ids, int64 (b, n):
-    every stage derives them from the order of the data, so they cost no bytes.
+    `coded` is sent, and the gradient of `coded` is sent back. `inputs` are token ids, int64 (b, n): every stage derives
+    them from the order of the data, so they cost no bytes.
     """
 
     def parameters(self) -> Iterable[Parameter]:
-        """Return what is learned here, for the stage's optimiser."""
+        """Return the trained parameters, for the stage's optimiser."""
         ...
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """Return what is to cross for hidden states (b, n, d): at the boundary's upper end, before `encode`."""
+        """Return the values to send for hidden states (b, n, d): at the boundary's upper end, before `encode`."""
         ...
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
-        """Return hidden states (b, n, d) again: at the lower end, after `decode`."""
+        """Return hidden states (b, n, d): at the lower end, after `decode`."""
         ...
 
     def begin(self, step: int, microbatches: int) -> None:
@@ -146,26 +150,26 @@ class Hook(Protocol):
     def rowwise(self) -> Mapping[Parameter, int]:
         """Return the parameters of the stage's model whose second moment is one number along the given axis, if any.
 
-        An update then stays within the span of the parameter's vectors; the optimiser sees to it.
+        The optimiser then keeps updates within the span of the parameter's vectors.
         """
         ...
 
     def after_step(self, step: int, rate: float) -> None:
-        """Follow an update of the optimiser, at learning rate `rate`.
+        """Act after an optimiser update at learning rate `rate`.
 
-        Bring the weights back to the codec's constraint, and update what the codec learns in its own way.
+        Restore the codec's constraint on weights, and update parameters that the codec trains itself.
         """
         ...
 
 
 @runtime_checkable
 class ModelCodec(Protocol):
-    """A codec that changes the model. The forward instance is asked for its hook."""
+    """A codec that changes the model. The forward instance provides the hook."""
 
     def hook(self, model: Module, side: Side) -> Hook | None:
-        """Return the codec's part in a stage's model, or None where it leaves this model alone.
+        """Return the codec's part of a stage's model, or None if it does not change this model.
 
-        `side` is where the boundary lies as seen from the stage. A stage between two boundaries is asked for both, and
-        what would change its weights twice is done once.
+        `side` is the boundary's side of the stage. For a stage between two boundaries it is called for both, but must
+        change weights only once.
         """
         ...

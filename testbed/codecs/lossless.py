@@ -1,11 +1,11 @@
-"""Lossless wrappers pack the inner codec's payload. They decode to what the inner codec decodes to, bit for bit.
+"""Lossless wrappers compress the inner codec's payload. Decoded tensors are bit-identical to the inner codec's.
 
-A payload of whole fp32, bf16 or fp16 values is cut into byte planes first: signs and exponents lie in one plane, which
-packs well, and the low bits of mantissas in others, which do not (BloomBee, arXiv 2604.21072, splits fp16 so). Each
-plane is packed or, where that gains nothing, kept.
+A payload of fp32, bf16 or fp16 values is first split into byte planes: the plane of signs and exponents compresses
+well, those of the low mantissa bits do not (BloomBee, arXiv 2604.21072, splits fp16 in this way). Each plane is
+compressed, or stored as it is if compression does not make it shorter.
 
 Wire: 4 bytes (code, planes, 0, 0), u64 length of the inner payload, u64 length of each plane as sent, the planes,
-zeros. The zeros fill up to 1/256 of the inner length: a decoder then sets aside at most 256 times what it was sent.
+zeros. Zeros pad the payload to 1/256 of the inner length, so a decoder allocates at most 256 times what it received.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ MOST = 256
 _PLANES = {cast.code: cast.dtype.itemsize for cast in (Fp32, Bf16, Fp16)}
 _SAMPLE = 16384
 _WORTH_BITS = 7.95
-"""A plane whose bytes carry more than this each is kept: no coder would win 1 %."""
+"""Entropy in bits per byte above which a plane is stored as it is: no coder would save 1 %."""
 
 
 class Lossless:
-    """What the two wrappers have in common; they differ in how a plane is packed."""
+    """Common part of the two wrappers, which differ in how they compress a plane."""
 
     code: ClassVar[int]
 
     def __init__(self, context: Context, inner: Codec, split: Split = "auto") -> None:
-        """`split='auto'` cuts payloads of whole 16 or 32-bit values into byte planes; 'whole' never does."""
+        """`split='auto'` splits payloads of 16-bit or 32-bit values into byte planes; 'whole' never does."""
         self.inner, self._split = inner, split
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode with the inner codec, and pack the payload."""
+        """Encode with the inner codec, and compress the payload."""
         plain = np.frombuffer(memoryview(self.inner.encode(tensor, key)).cast("B"), np.uint8)
         width = _PLANES.get(int(plain[0]), 1) if self._split == "auto" and plain.size else 1
         planes = [self._shorter(plane) for plane in _cut(plain, width)]
@@ -54,11 +54,11 @@ class Lossless:
         return frame(self.code, lengths, *planes, bytes(max(0, -(-plain.size // MOST) - sent)), kind=width)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Unpack, and decode with the inner codec."""
+        """Decompress, and decode with the inner codec."""
         return self.inner.decode(self._open(payload, key), key)
 
     def _open(self, payload: Payload, key: MessageKey) -> memoryview:
-        """Return the inner payload. CodecError before more than MOST times the payload is set aside."""
+        """Return the inner payload. CodecError before more than MOST times the payload is allocated."""
         width, visit, body = open_frame(payload, self.code)
         lengths_bytes = 8 * (1 + width)
         if width not in (1, 2, 4) or visit or len(body) < lengths_bytes:
@@ -68,7 +68,7 @@ class Lossless:
         filled = max(sent, -(-size // MOST) - 4)
         if len(body) != filled or np.frombuffer(body[sent:], np.uint8).any():
             raise CodecError(
-                f"cannot decode {key}: {len(body)} bytes where {size} bytes in planes of {lengths} take {filled}"
+                f"cannot decode {key}: {len(body)} bytes, but {size} bytes in planes of {lengths} take {filled}"
             )
         plain: Bytes = np.empty(size, np.uint8)
         start = lengths_bytes
@@ -76,7 +76,7 @@ class Lossless:
             part = body[start : start + length]
             start += length
             if length > plane.size:
-                raise CodecError(f"cannot decode {key}: a plane of {plane.size} bytes in {length}")
+                raise CodecError(f"cannot decode {key}: a plane of {plane.size} bytes in {length} bytes")
             plane[:] = np.frombuffer(part if length == plane.size else self._unpack(part, plane.size, key), np.uint8)
         return plain.data
 
@@ -94,18 +94,18 @@ class Lossless:
         """Return exactly `size` bytes, or raise CodecError."""
         try:
             if (said := zstandard.get_frame_parameters(packed).content_size) != size:
-                raise CodecError(f"cannot decode {key}: a zstd frame of {said} bytes where {size} belong")
+                raise CodecError(f"cannot decode {key}: a zstd frame of {said} bytes, expected {size}")
             return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CodecError(f"cannot decode {key}: {error}") from error
 
 
 class Zstd(Lossless):
-    """zstd: matches of repeated bytes (tokens that occur twice, early in the net), then entropy coding of what is left.
+    """zstd: matches repeated bytes (early in the network, tokens that occur twice), then entropy-codes the rest.
 
-    The level is 1 because a higher one seldom gives more: on activations and gradients of a GPT-2 of width 768, level 3
-    took 1.3 to 1.8 times as long; bf16 payloads came out 1 to 2 % longer, int8 ones 2 % shorter or the same. Only
-    int4's activations got 11 % shorter, for 2 ms more: worth the time at 80 Mbit/s, not at 1 Gbit/s.
+    The default level is 1, because higher levels seldom help: on activations and gradients of a GPT-2 of width 768,
+    level 3 took 1.3 to 1.8 times as long, made bf16 payloads 1 to 2 % longer and int8 payloads at most 2 % shorter.
+    Only int4's activations became 11 % shorter, for 2 ms more, which pays at 80 Mbit/s but not at 1 Gbit/s.
     """
 
     code = 66
@@ -120,14 +120,12 @@ class Zstd(Lossless):
 
 
 class Entropy(Lossless):
-    """Huffman codes of single bytes, new ones for every 128 KiB: what the distribution of the codes alone is worth
-    (order 0).
+    """Huffman codes of single bytes, rebuilt every 128 KiB: exploits only the distribution of the bytes (order 0).
 
-    It is zstd's own Huffman coder, with the search for matches cut down as far as it goes: a table of 64 places, and
-    matches of at least 7 bytes. Tokens that repeat many times over still gain 5 to 8 % by it, where zstd itself gains
-    96 %; codes of 2 bits come out up to 8 % longer than order 0. DEFLATE's Huffman-only mode is free of both and was
-    ten times as slow, too slow for int8 at 80 Mbit/s. Codes of 8, 4, 2 and 1 bits lie within a byte; some of those of 3
-    and 6 bits lie across two.
+    This is zstd's Huffman coder with the search for matches reduced to its minimum: a table of 64 entries, and matches
+    of at least 7 bytes. Heavily repeated tokens still save 5 to 8 % through matches, where zstd saves 96 %; 2-bit codes
+    take up to 8 % more than order 0. DEFLATE's Huffman-only mode has neither effect but was ten times as slow, too slow
+    for int8 at 80 Mbit/s. Codes of 8, 4, 2 and 1 bits lie within a byte; some codes of 3 and 6 bits span two.
     """
 
     code = 67

@@ -1,4 +1,4 @@
-"""Low rank: the matrix of a message (one row per token, one column per channel) as the product of two thin factors.
+"""Low rank: sends the matrix of a message (a row per token, a column per channel) as two thin factors.
 
 `PowerSGD` sends the factors as bf16 or fp32; `CodedLowRank` sends each through another codec.
 """
@@ -24,23 +24,23 @@ from testbed.errors import CodecError
 from testbed.message_key import Phase
 
 _LARGEST = float.fromhex("0x1p+120")
-"""The largest magnitude times the root of the number of rows: a column's norm, and with it a factor, stays far within
-fp32 and bf16.
+"""Limit of the largest magnitude times the root of the number of rows. It keeps the norms of columns, and with them the
+factors, well within fp32 and bf16.
 """
 _SMALLEST = 1e-20
-"""A column of Q that is shorter, after M was scaled, holds nothing."""
+"""A column of Q with a smaller norm, after M was scaled, counts as zero."""
 _LENGTH = struct.Struct("<Q")
 
 
 class PowerSGD(BodyCodec):
-    """M (b n, d) is sent as P (b n, r), orthonormal, and Q (d, r): one step of power iteration, M ~ P Q^T.
+    """Sends M (b n, d) as P (b n, r), orthonormal, and Q (d, r): one step of power iteration, M ~ P Q^T.
 
-    With Q of the message before (warm start) P = orth(M Q), then Q = M^T P; both go over. The channels that matter
-    drift slowly with the weights, so a Q of another micro-batch is a good start though its examples are others. Only
-    the sender remembers: one Q per phase. start=cold draws Q anew from the message key each time.
+    From the previous message's Q (warm start), P = orth(M Q), then Q = M^T P; both are sent. The dominant channels
+    drift slowly with the weights, so the Q of another micro-batch is a good start despite its different examples. Only
+    the sender has state: one Q per phase. start=cold draws a new Q from the message key each time.
 
-    Law: a projection of M's columns on r directions, P P^T M, to the rounding of the factors (bf16: 2**-8 each): the
-    error is orthogonal to what is decoded. Bits per value: 16 r (1/d + 1/(b n)). `ef(powersgd(4))` is PowerSGD with
+    Law: M's columns are projected onto r directions, P P^T M, up to the rounding of the factors (bf16: 2**-8 each); the
+    error is orthogonal to the decoded tensor. Bits per value: 16 r (1/d + 1/(b n)). `ef(powersgd(4))` is PowerSGD with
     error feedback.
     Source: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024. (Q stays orthogonal enough for fp32
     because P is made orthonormal in every message.)
@@ -74,7 +74,7 @@ class PowerSGD(BodyCodec):
         return _product(p, q, key)
 
     def factors(self, x: Tensor, key: MessageKey) -> tuple[Tensor, Tensor]:
-        """Return P (b n, r) and Q (d, r), fp32. The next message starts from this Q. CodecError as for `fill`."""
+        """Return P (b n, r) and Q (d, r), fp32. The next message starts from this Q. CodecError as in `fill`."""
         m = x.reshape(rows_of(x.shape))
         largest = torch.maximum(m.amax(), m.amin().neg()).item()
         if not largest * math.sqrt(len(m)) < _LARGEST:
@@ -95,11 +95,11 @@ class PowerSGD(BodyCodec):
         return p, q * scale
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return nothing: the receiver needs no Q but the one in the message."""
+        """Return nothing: the receiver needs only the Q in the message."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return Q of each phase, at the sender."""
+        """Return the sender's Q of each phase."""
         return {"starts": {phase: start.clone() for phase, start in self._starts.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -111,13 +111,11 @@ class PowerSGD(BodyCodec):
         self._starts = {phase: start.clone() for phase, start in starts.items()}
 
     def reset(self) -> None:
-        """Forget: the next message starts from a random Q. Any receiver accepts every message."""
+        """Discard every Q, so that the next message starts from a random one. Any receiver accepts every message."""
         self._starts = {}
 
     def _start(self, key: MessageKey, width: int, rank: int) -> Tensor:
-        """Return Q of the message before with columns of length 1; drawn where there is none, or where a column has
-        vanished.
-        """
+        """Return the last message's Q with columns of length 1; drawn if there is none, or where a column vanished."""
         held = self._starts.get(key.phase)
         if held is not None and held.shape == (width, rank):
             lengths = torch.linalg.vector_norm(held, dim=0)
@@ -132,19 +130,19 @@ class PowerSGD(BodyCodec):
 
 
 class CodedLowRank(Wrapper):
-    """PowerSGD's P and Q, each through another codec, such as int4. Only the sender remembers (its warm start).
+    """Sends PowerSGD's P and Q through another codec each, such as int4. Only the sender keeps a warm start.
 
     Wire: the common header with the tensor's shape, u64 length of the coded P, the coded P (b n, r), the coded Q (d,
     r). Bits per element with a codec of c bits: c r (1/d + 1/bn).
-    Source: after the low-rank compressor with INT4 factors of CompactFusion, from memory.
+    Source: modelled on CompactFusion's low-rank compressor with INT4 factors, from memory.
     """
 
     code = 65
     payload_bytes: Callable[[Shape], int]
-    """The length of a payload of a shape. Not there where the inner codec does not say its own."""
+    """Length of a payload for a shape. Absent if the inner codec does not define its own."""
 
     def __init__(self, context: Context, inner: Codec, rank: int = 32) -> None:
-        """P and Q have codecs of their own, because one that remembers would mix them up."""
+        """P and Q have separate instances of the inner codec, because a stateful one would mix them up."""
         self._power = PowerSGD(context, rank=rank)
         self.inner, self._second, self._rank = inner, twin(inner), rank
         super().__init__(inner=inner, second=self._second, power=self._power)
@@ -152,7 +150,7 @@ class CodedLowRank(Wrapper):
             self.payload_bytes = lambda shape: self._coded_bytes(shape, of_factor)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode both factors. CodecError as PowerSGD and the inner codec raise it."""
+        """Encode both factors. CodecError from PowerSGD or the inner codec."""
         x = header.check_input(tensor).to(torch.float32)
         left = right = b""  # type: Payload
         if x.numel():
@@ -164,11 +162,11 @@ class CodedLowRank(Wrapper):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode both factors, and multiply them. CodecError where they do not fit the shape."""
+        """Decode both factors and multiply them. CodecError if they do not match the shape."""
         opened = header.open_any(payload, self.code)
         if opened.visit or len(opened.body) < _LENGTH.size:
             raise CodecError(
-                f"cannot decode {key}: {len(opened.body)} bytes with visit number {opened.visit} of two factors"
+                f"cannot decode {key}: {len(opened.body)} bytes, visit number {opened.visit}, do not hold two factors"
             )
         (length,) = _LENGTH.unpack_from(opened.body)
         left, right = opened.body[_LENGTH.size :][:length], opened.body[_LENGTH.size :][length:]
@@ -188,19 +186,17 @@ class CodedLowRank(Wrapper):
 
 
 def _rank_in(shape: Shape, rank: int) -> int:
-    """Return the rank, at most that of any matrix of this shape."""
+    """Return the rank, limited to the largest that a matrix of this shape can have."""
     return min(rank, *rows_of(shape))
 
 
 def _product(p: Tensor, q: Tensor, key: MessageKey) -> Tensor:
-    """Return P Q^T. CodecError where it is not finite."""
+    """Return P Q^T. CodecError if it is not finite."""
     value = p @ q.T
     check_finite(value, key, "a low-rank approximation", doing="decode")
     return value
 
 
 def _second(key: MessageKey) -> MessageKey:
-    """Return Q's message key: with P's the two would be rounded with the same noise, and products of equal noise have a
-    mean.
-    """
+    """Return Q's message key: with P's, both would be rounded with the same noise, and their product biased."""
     return key._replace(microbatch=-1 - key.microbatch)

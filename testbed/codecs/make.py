@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from testbed import paths
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.contract import Codec, Context
@@ -12,9 +12,9 @@ from testbed.errors import SpecError
 
 
 def make(text: str, context: Context) -> Codec:
-    """Make a fresh instance for one boundary, direction and end: what `text`, a cell's `codec`, chooses for them.
+    """Make a fresh instance for one boundary, direction and end: what `text`, a cell's `codec`, names for them.
 
-    UnknownNameError or SpecError for a text that cannot be read or says nothing of the boundary; SpecError when a class
+    UnknownNameError or SpecError for an invalid text or one without a rule for the boundary; SpecError when a class
     cannot be imported or called, or lacks one of the two methods.
     """
     return build_codec(placement.parse_placement(text).at(context.boundary, context.direction), context)
@@ -34,9 +34,9 @@ def build_codec(spec: CodecSpec, context: Context) -> Codec:
             named[name] = ready
     module_name, _, attribute = path.partition(":")
     try:
-        kind = getattr(importlib.import_module(module_name), attribute)
+        kind = getattr(paths.import_named(module_name), attribute)
         codec = kind(context, *arguments, **named)
-    except Exception as error:  # a stranger's module and constructor may raise anything
+    except Exception as error:  # a third-party module or constructor may raise anything
         raise SpecError(
             f"codec {spec.text!r}: cannot make {path} with {context}: {type(error).__name__}: {error}"
         ) from error

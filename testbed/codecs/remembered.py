@@ -1,4 +1,4 @@
-"""What a codec remembers by key: saved, checked when it is loaded, and forgotten, as `contract.Stateful` asks for."""
+"""Keyed state of a codec: saving, checking on load, and resetting, for `contract.Stateful`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.errors import CodecError
 from testbed.message_key import Phase
 
 MicrobatchKey = tuple[Phase, int]
-"""Phase and micro-batch: what comes again in the next step."""
+"""Phase and micro-batch, which recur in every step."""
 
 
 def _fp32(tensor: Tensor) -> Tensor:
@@ -25,19 +25,19 @@ def _fp32(tensor: Tensor) -> Tensor:
 
 
 Fp32: TypeAlias = Annotated[InstanceOf[Tensor], AfterValidator(_fp32)]
-"""An fp32 tensor in a row, which is copied when it is loaded."""
+"""An fp32 tensor in a row; loading copies it."""
 Key = TypeVar("Key", bound=tuple[Any, Any])
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Rows(Generic[Key, Row]):
-    """For each key, a pair, a row, which is a NamedTuple. The ends share none of them unless a subclass says so."""
+    """A row (a NamedTuple) for each key (a pair). The ends share no rows unless a subclass overrides `shared`."""
 
     name: ClassVar[str] = ""
-    """What a saved state calls the rows; where it is empty, the state is the rows alone."""
+    """The rows' name in a saved state; if empty, the state consists of the rows alone."""
 
     def __init__(self, kind: type[dict[Key, Row]]) -> None:
-        """`kind` is what `load` holds the rows of a saved state to."""
+        """`load` validates the rows of a saved state against `kind`."""
         self._kind = kind
         self.rows: dict[Key, Row] = {}
 
@@ -51,18 +51,18 @@ class Rows(Generic[Key, Row]):
         return {self.name: rows} if self.name else rows
 
     def load(self, state: Any) -> None:
-        """Hold what `state` returned. CodecError for anything else."""
+        """Load what `state` returned. CodecError for anything else."""
         if self.name:
             check_keys(state, {self.name})
         self.rows = checked_rows(self._kind, state[self.name] if self.name else state)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all rows."""
         self.rows = {}
 
 
 def checked_rows(kind: type[dict[Key, Row]], rows: Any) -> dict[Key, Row]:
-    """Return the rows of a saved state as NamedTuples, by key. CodecError where they are of another kind."""
+    """Return the rows of a saved state as NamedTuples, by key. CodecError if they are not of this `kind`."""
     try:
         by_key = {row[:2]: row[2:] for row in rows}
         return _adapter(kind).validate_python(by_key, strict=True)  # type: ignore[no-any-return]

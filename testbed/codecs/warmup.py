@@ -1,7 +1,7 @@
-"""warmup: values as they are for the first steps, then another codec.
+"""warmup: uncompressed values in the first steps, then another codec.
 
-What compresses with a memory, or through an optimiser that has not settled, does most harm at the beginning: 1-bit Adam
-(Tang et al., arXiv 2102.02888) and CocktailSGD (Wang et al., ICML 2023) send everything until then.
+Compression with memory, or before the optimiser has settled, does the most harm at the beginning, so 1-bit Adam (Tang
+et al., arXiv 2102.02888) and CocktailSGD (Wang et al., ICML 2023) first send uncompressed values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from testbed.codecs.dense.cast import Fp32
 
 
 class WarmUp:
-    """The payload is fp32's in messages of the first steps, then the inner codec's; both ends know the step.
+    """Sends messages of the first steps as fp32, later ones through the inner codec; both ends know the step.
 
-    Law: the inner codec's, from then on. State: the inner codec's, which nothing has reached before.
+    Law: the inner codec's, after the warm-up. State: the inner codec's, which sees no earlier message.
     """
 
     def __init__(self, context: Context, inner: Codec, steps: int) -> None:
-        """Nothing in the context matters here."""
+        """Messages of the first `steps` steps are sent as fp32."""
         self.inner, self._first, self._steps = inner, Fp32(context), steps
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:

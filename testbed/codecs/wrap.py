@@ -1,7 +1,7 @@
-"""What codecs around other codecs need: finding what is inside, joint states, loops, and a payload's frame.
+"""Helpers for codecs around other codecs: finding inner codecs, joint states, loops, and a payload's frame.
 
-A loop decodes its own payload at the sender. An inner codec that remembers would move on twice if one instance
-did both, so the loop holds two: one encodes, the other (`twin`) decodes as the receiver's does.
+A closed loop decodes its own payload at the sender. A stateful inner codec would advance twice if one instance did
+both, so the loop holds two: one encodes, the other (`twin`) decodes like the receiver's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Capability = TypeVar("Capability")
 
 
 def parts_of(codec: object) -> Mapping[str, Codec]:
-    """Return what a codec wraps, by name: its `parts`, or its `inner`. Empty where it wraps nothing."""
+    """Return the codecs that a codec wraps, by name: its `parts` or its `inner`; empty if it wraps none."""
     parts = getattr(codec, "parts", None)
     if isinstance(parts, Mapping):
         return parts
@@ -33,17 +33,17 @@ def parts_of(codec: object) -> Mapping[str, Codec]:
 
 
 def walk(codec: object) -> Iterator[object]:
-    """Yield a codec and all that it wraps, the outermost first."""
+    """Yield a codec and all codecs inside it, outermost first."""
     yield codec
     for part in parts_of(codec).values():
         yield from walk(part)
 
 
 def capability(codec: object, kind: type[Capability]) -> Capability | None:
-    """Find what has the methods of `kind`, an optional protocol of `contract`: the codec, what it wraps, or nothing.
+    """Return an object that implements `kind`, an optional protocol of `contract`: the codec, or its parts; else None.
 
-    A codec that has them answers for all that it wraps; otherwise its parts that have them answer together, as `Joint`
-    says. Ask once, when an instance is made: the search takes longer than some codecs need for a message.
+    A codec that implements it is responsible for its inner codecs; otherwise the parts that implement it are combined
+    in a `Joint`. Call this once per instance: the search takes longer than some codecs need for a message.
     """
     if isinstance(codec, kind):
         return codec
@@ -52,22 +52,22 @@ def capability(codec: object, kind: type[Capability]) -> Capability | None:
 
 
 def parts_with(parts: Mapping[str, Codec], kind: type[Capability]) -> dict[str, Capability]:
-    """Return what `capability` finds in each part, without the parts in which it finds nothing."""
+    """Return the `capability` of each part, by name, without the parts that have none."""
     return {name: able for name, part in parts.items() if (able := capability(part, kind)) is not None}
 
 
 class States:
-    """The states of several codecs, and of memories beside them, as one, by their names."""
+    """Combines the states of several codecs and memories, by name."""
 
     unshared: ClassVar[str] = ""
-    """The part whose counterpart at the other end has another name, so that it is not compared."""
+    """Name of the part that is not compared, because its counterpart at the other end has another name."""
 
     def __init__(self, parts: Mapping[str, Stateful], **memories: Stateful) -> None:
         self._parts = parts
         self._memories = {**parts, **memories}
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return what the codecs share, by the codec's name and its own, and what the memories do by its own."""
+        """Return the shared tensors: a codec's prefixed with its name, a memory's under their own names."""
         return {
             f"{name}.{key}" if name in self._parts else key: value
             for name, memory in self._memories.items()
@@ -76,25 +76,25 @@ class States:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return each one's state, by its name."""
+        """Return the state of each codec and memory, by name."""
         return {name: memory.state() for name, memory in self._memories.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load each one's state. CodecError, and all as they were, where one refuses its own."""
+        """Load the state of each. If one raises CodecError for its state, all keep their previous states."""
         check_keys(state, self._memories)
         with _unchanged_on_error(self._memories.values()):
             for name, memory in self._memories.items():
                 memory.load(state[name])
 
     def reset(self) -> None:
-        """Let all forget."""
+        """Reset each codec and memory."""
         for memory in self._memories.values():
             memory.reset()
 
     def parts_unchanged_on_error(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """Put the codecs' states back when the block raises; only those of `names`, where any are named.
+        """Restore the codecs' states (only those in `names`, if any are given) when the block raises.
 
-        The states are copied first, which costs their size in time.
+        The states are copied first, which takes time in proportion to their size.
         """
         return _unchanged_on_error([part for name, part in self._parts.items() if not names or name in names])
 
@@ -111,19 +111,19 @@ def _unchanged_on_error(memories: Iterable[Stateful]) -> Iterator[None]:
 
 
 class Joint(States):
-    """Parts of a codec that have the methods of one optional protocol, as one that has them: see `capability`."""
+    """Combines the parts of a codec that implement one optional protocol into one object: see `capability`."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__(parts)
         self._able: tuple[Any, ...] = tuple(parts.values())
 
     def pair(self, forward: Codec) -> None:
-        """Tell all parts."""
+        """Pass the forward instance to all parts."""
         for part in self._able:
             part.pair(forward)
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
-        """Tell all parts."""
+        """Pass the measurement to all parts."""
         for part in self._able:
             part.observe(sent_bytes, seconds)
 
@@ -138,10 +138,10 @@ class Joint(States):
 
 
 class Wrapper(States):
-    """A codec around others with a state: its parts' states, and those of `memories` beside them."""
+    """A codec around other codecs. Its state consists of theirs and those of its `memories`."""
 
     def __init__(self, memories: Mapping[str, Stateful] | None = None, **parts: Codec) -> None:
-        """Parts that are one and the same instance count once."""
+        """An instance that is passed under several names counts once."""
         self.parts: dict[str, Codec] = {}
         for name, part in parts.items():
             if all(part is not other for other in self.parts.values()):
@@ -150,29 +150,29 @@ class Wrapper(States):
 
 
 class ClosedLoop(Wrapper):
-    """A codec that decodes its payloads at the sender too, and remembers what came of them."""
+    """A codec that also decodes its payloads at the sender, and remembers the results."""
 
-    unshared = "inner"  # whose encoding half the receiver has no use for: it decodes with the other
+    unshared = "inner"  # it encodes; the receiver only decodes, with the decoder
 
     def __init__(self, inner: Codec, **memories: Stateful) -> None:
-        """`memories` are held beside what the inner codec remembers."""
+        """`memories` are kept in addition to the inner codec's state."""
         self.inner, self._decoder = inner, twin(inner)
         super().__init__(memories, inner=inner, decoder=self._decoder)
 
     def state(self) -> dict[str, Any]:
-        """Return the parts' states as one, and each memory's."""
+        """Return the states of the parts under one name, and the state of each memory."""
         states = super().state()
         return {"parts": {name: states.pop(name) for name in self._parts}, **states}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. CodecError, and all as it was, where a part or a memory refuses its share."""
+        """Load what `state` returned. If a part or a memory raises CodecError for its share, nothing changes."""
         check_keys(state, {"parts", *(self._memories.keys() - self._parts.keys())})
         check_keys(state["parts"], self._parts)
         super().load({**state["parts"], **{name: state[name] for name in state if name != "parts"}})
 
 
 def twin(codec: Codec) -> Codec:
-    """Return a second instance for the same context; the same one where it remembers nothing."""
+    """Return a second instance for the same context; the codec itself if it is stateless."""
     return codec if capability(codec, Stateful) is None else copy.deepcopy(codec)
 
 
@@ -186,7 +186,7 @@ def frame(code: int, *bodies: Payload, kind: int = 0, visit: int = 0) -> Payload
 
 
 def open_frame(payload: Payload, code: int) -> tuple[int, int, memoryview]:
-    """Return (kind, visit, what follows, not copied). CodecError for what `frame` does not write with this code."""
+    """Return (kind, visit, the rest as a view). CodecError for bytes that `frame` does not write with this code."""
     view = memoryview(payload)
     view = view.cast("B") if view.contiguous and view.nbytes else memoryview(b"")
     if len(view) < _HEADER.size:
@@ -198,17 +198,15 @@ def open_frame(payload: Payload, code: int) -> tuple[int, int, memoryview]:
 
 
 def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size) -> Tensor:
-    """Decode a payload, with a CodecError where the tensor has another shape than expected."""
+    """Decode a payload. CodecError if the tensor does not have the expected shape."""
     value = codec.decode(payload, key)
     if value.shape != shape:
-        raise CodecError(
-            f"cannot decode {key}: a tensor of shape {tuple(value.shape)} where {tuple(shape)} must follow"
-        )
+        raise CodecError(f"cannot decode {key}: expected a tensor of shape {tuple(shape)}, found {tuple(value.shape)}")
     return value
 
 
 def bound_of(codec: object, tensor: Tensor) -> Tensor:
-    """Return the codec's own `bound` of a tensor of any type, with no values too; infinity where it states none."""
+    """Return the codec's `bound` for a tensor of any type, which may be empty; infinity if the codec states none."""
     bound: Callable[[Tensor], Tensor] | None = getattr(codec, "bound", None)
     if bound is None or not tensor.numel():
         return torch.full(tensor.shape, torch.inf if tensor.numel() else 0.0)
@@ -216,12 +214,12 @@ def bound_of(codec: object, tensor: Tensor) -> Tensor:
 
 
 def law_of_bound(codec: object) -> Literal["bounded", "none"]:
-    """Name the law, in the words of `row.Law`, of a wrapper whose errors are bounded by those of this codec."""
+    """Return the `row.Law` of a wrapper whose errors are bounded by those of this codec."""
     return "bounded" if bool(bound_of(codec, torch.ones(1)).isfinite().all()) else "none"
 
 
 def size_of(codec: object) -> Callable[[tuple[int, ...]], int] | None:
-    """Return the codec's own `payload_bytes`; None where it has none, as its payloads' lengths depend on values."""
+    """Return the codec's `payload_bytes`; None if it has none, because its payloads' lengths depend on values."""
     return getattr(codec, "payload_bytes", None)
 
 

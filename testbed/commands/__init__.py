@@ -1,20 +1,22 @@
-"""The commands of the command line, a module a theme. Each reads flags, calls one function, prints what came back.
+"""The commands of the command line, one module per topic. Each parses flags, calls one function, prints the result.
 
 sweep        plan, run, sweep, report
 reproduce    an experiment's sweeps and programs, in order, and a verdict per claim
 lab          doctor, link, lab, shell
-play         play a job over links
-predict      play jobs of models too large to train here, from their shapes
-traces       what a job does: show, draw, export, import, join
+play         play a job's trace over links
+execute      run unmodified programs in the nodes of a lab
+predict      play jobs whose models are too large to train here, from their shapes
+chaos        random cells of every kind, and what is wrong with their runs
+traces       traces of jobs: show, draw, export, import, join
 rate_traces  varying rates: generate, convert, show
 profiles     the link profiles
-devices      the devices that are emulated; record one
+devices      the emulated devices; record one
 codecs       the codecs; check one
-bench        measure testbed itself; codec_bench does so for codecs
+bench        measure testbed's links and clocks; codec_bench measures codecs
 vm           the guest kernels
 export       results for other programs
-docs         generate the pages that follow from tables and CSVs
+docs         generate the pages that are built from tables and CSVs
 
-console      what they share: consoles, tables, flags, the choice of engine and clock
-planned      what a sweep is going to do, for people
+console      shared by all commands: consoles, tables, flags, the choice of engine and clock
+planned      prints the plan of a sweep: cells, run counts, predicted time
 """

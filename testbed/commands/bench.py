@@ -1,4 +1,4 @@
-"""Commands that measure testbed itself. Each prints a table that names the machine."""
+"""The `bench` commands, which measure testbed itself. Each prints a table that names the machine."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from testbed.errors import UserError
 if TYPE_CHECKING:
     from testbed.net.certificate.accuracy import Accuracy
 
-app = typer.Typer(help="Measure testbed itself: how true its links and its clocks are.", no_args_is_help=True)
+app = typer.Typer(help="Measure testbed itself: the accuracy of its links and clocks.", no_args_is_help=True)
 app.command()(codec_bench.codecs)
 
 
 @app.command()
 def links(
     engine: EngineFlag = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Three points instead of the whole grid.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure three points instead of the whole grid.")] = False,
     busy: Annotated[
-        bool, typer.Option("--busy", help="Each point once more with a busy loop on every processor.")
+        bool, typer.Option("--busy", help="Measure each point again with a busy loop on every processor.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Results as JSON; points in it are not measured again.")
+        Path | None, typer.Option("-o", "--output", help="JSON file of results; points already in it are skipped.")
     ] = None,
-    compare: Annotated[Path | None, typer.Option(help="Another engine's results: do the two agree?")] = None,
-    page: Annotated[Path | None, typer.Option(help="Also write the tables as a Markdown page.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Another engine's results, to compare with.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the tables as a Markdown page.")] = None,
 ) -> None:
-    """Measure how true links are over a grid of rates and delays: goodput, RTT, messages after idle, queue, losses."""
+    """Measure link accuracy over a grid of rates and delays: goodput, RTT, messages after idle, queue, losses."""
     from testbed import paths, results
     from testbed.net.certificate import accuracy
     from testbed.report import link_accuracy as drawn
@@ -44,16 +44,14 @@ def links(
     say(f"engine {chosen}: {reason}")
     measured = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
     if measured is not None and measured.engine != chosen:
-        raise UserError(
-            f"{output} holds results of the engine {measured.engine}, not {chosen}; name another file with -o"
-        )
+        raise UserError(f"{output} holds results of engine {measured.engine}, not {chosen}; pass another file with -o")
     measured = measured or accuracy.Accuracy(
         engine=chosen, engine_reason=reason, machine=describe_machine(), results=()
     )
-    have = {result.point for result in measured.results}
-    waiting = [point for point in accuracy.grid(chosen, quick=quick, busy=busy) if point not in have]
+    measured_points = {result.point for result in measured.results}
+    waiting = [point for point in accuracy.grid(chosen, quick=quick, busy=busy) if point not in measured_points]
     minutes = sum(point.seconds() for point in waiting) / 60
-    say(f"{len(waiting)} points to measure, {len(have)} at hand: about {minutes:.0f} min")
+    say(f"{len(waiting)} points to measure, {len(measured_points)} already done: about {minutes:.0f} min")
     for file in (output, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
@@ -79,12 +77,10 @@ def links(
 def clock(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the table to this .csv file.")] = None,
 ) -> None:
-    """Compare links on the virtual clock with their ideal, over rates from 10 Mbit/s to 1 Gbit/s and delays from 5 to
-    100 ms.
-    """
+    """Compare virtual-clock links with their ideal: rates from 10 Mbit/s to 1 Gbit/s, delays from 5 to 100 ms."""
     from testbed import paths
     from testbed.net.certificate import accuracy
-    from testbed.play.certify import certify_virtual
+    from testbed.player.certify_links import certify_virtual
     from testbed.report.link_accuracy import VIRTUAL_HEADINGS, virtual_rows
 
     kernel = need_clock_kernel()

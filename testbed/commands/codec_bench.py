@@ -1,4 +1,4 @@
-"""`testbed bench codecs`: what codecs cost and how wrong they are, on tensors of a real training."""
+"""`testbed bench codecs`: cost and error of codecs on tensors from a real training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from testbed import paths, results
-from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
-from testbed.commands.console import out, print_table
+from testbed.codecs.bench.measurements import BENCHED, CodecBenchmark, CodecCost
+from testbed.commands.console import out, print_table, say
 from testbed.errors import StageError
 from testbed.process import run_program
 from testbed.workloads import checkpoints
@@ -21,23 +20,22 @@ from testbed.workloads import checkpoints
 
 def codecs(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CODEC]...", help="Codecs; without any, a long list.")
+        list[str] | None, typer.Argument(metavar="[CODEC]...", help="Codecs to measure; default: a long list.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="A named size or a checkpoint, for instance gpt2-mini-trained: its own tensors, as it begins. Without "
-            "one they are of a small random model after a short training."
+            help="Take the tensors from the first steps of this model, a named size or a checkpoint such as "
+            "gpt2-mini-trained. Default: a small random model after a short training."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Results as JSON.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to this JSON file.")] = None,
     figure: Annotated[
-        Path | None,
-        typer.Option(help="Draw bits per value against error, activations and gradients apart: FIGURE.png and .svg."),
+        Path | None, typer.Option(help="Plot error against bits per value, to FIGURE.png and .svg.")
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="Also write the table, and the figure, as a Markdown page.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the table and figure as a Markdown page.")] = None,
 ) -> None:
-    """Measure encode and decode on saved activations and gradients, beside the time on the wire and other packages."""
+    """Measure encode and decode on saved activations and gradients, next to wire time and to other packages."""
     from testbed.codecs.catalogue.placement import parse_placement
     from testbed.report import codec_costs
     from testbed.sweep.environment import describe_machine
@@ -71,11 +69,10 @@ def codecs(
 def _print(benchmark: CodecBenchmark) -> None:
     from testbed.report import codec_costs
 
-    rows = [list(map(escape, row)) for row in codec_costs.cost_rows(benchmark)]
-    print_table(codec_costs.HEADINGS, rows, right=codec_costs.NUMBERS)
+    print_table(codec_costs.HEADINGS, codec_costs.cost_rows(benchmark), right=codec_costs.NUMBERS)
     for name, reason in benchmark.failed.items():
-        out.print(f"{name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    out.print(codec_costs.costs_legend(benchmark), highlight=False, soft_wrap=True)
+        say(f"{name}: {reason}", style="red")
+    say(codec_costs.costs_legend(benchmark))
 
 
 def _about(tensors: Path) -> str:
@@ -87,7 +84,7 @@ def _about(tensors: Path) -> str:
 
 
 def _tensors(model: str | None) -> Path:
-    """Return the file of tensors, which is made once per machine and, of a checkpoint, once for its weights."""
+    """Return the file of tensors, created once per machine and, for a checkpoint, once per set of weights."""
     name, asked = "boundary-tensors-1", []
     if model is not None:
         digest = checkpoints.weights_digest(model) or ""
@@ -98,18 +95,18 @@ def _tensors(model: str | None) -> Path:
         results.make_folder(target.parent, "set XDG_CACHE_HOME to a folder of yours")
         what = f"a few steps of {model}" if model else "training a small model, for some minutes"
         out.print(f"{what}, once, for its activations and gradients: {target}", soft_wrap=True)
-        _run("testbed.workloads.capture", str(target), *asked)
+        _run("testbed.workloads.real_tensors", str(target), *asked)
     return target
 
 
 def _run(module: str, *arguments: str) -> list[str]:
-    """Return the lines that a program prints, run as the person behind sudo, with one thread."""
+    """Run a program with one thread, as the user who called sudo; return the lines it prints."""
     return run_program(
         module,
         *arguments,
         attempt=f"run {module}",
         failure=StageError,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=False,  # a Ctrl-C ends it too
+        start_new_session=False,  # Ctrl-C reaches it too
         **paths.as_invoking_user(),
     )

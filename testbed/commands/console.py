@@ -1,8 +1,9 @@
-"""What the commands share: flags, printing of lines and tables, writing of files, the choice of engine and clock."""
+"""Shared by the commands: flags, printing of lines and tables, writing of files, the choice of engine and clock."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,46 +16,57 @@ from pydantic import ValidationError
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from testbed import paths, vm
-from testbed.errors import CapabilityError, GuestKernelError, UnknownNameError, UserError
+from testbed.errors import CapabilityError, GuestKernelError, SpecError, UnknownNameError, UserError
 from testbed.frozen import explain
-from testbed.profiles import LinkProfile, buffer_remark
-from testbed.spec import Clock, Engine, Topology
+from testbed.profiles import LinkProfile, buffer_remark, load_profile
+from testbed.spec import Clock, Engine, Sites, SiteSpec, Topology
+from testbed.terminal import Terminal
 
 if TYPE_CHECKING:
     from testbed.net.lab import LabSpec
 
 _WHOLE = 10_000
-"""Columns of what is not a terminal: a table has lines as long as it needs there, so that nothing of it is cut."""
-out = Console(width=None if sys.stdout.isatty() else _WHOLE)
-err = Console(stderr=True)
+"""Console width when output is not a terminal, so that no table is cut."""
+out = Terminal(width=None if sys.stdout.isatty() else _WHOLE)
+err = Terminal(stderr=True)
 
-EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem where it works when tried, else relay.")]
+EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem if a trial succeeds, otherwise relay.")]
 ClockFlag = Annotated[
     str,
     typer.Option(
-        help="Of played cells, and of live ones whose codec_cost is zero or whose workers train data "
-        "parallel: virtual (exact), real, or auto: virtual where that is possible."
+        help="virtual (exact), real, or auto: virtual where possible. Applies to played cells, and to live cells "
+        "that are data parallel or have codec_cost zero."
     ),
 ]
-TopologyFlag = Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")]
-TimingFlag = Annotated[
-    str, typer.Option(help="played: trained once, then played over each network; live: stages train over their links.")
+TopologyFlag = Annotated[
+    str, typer.Option(help="star: a link from each node to a hub; line: links between neighbours.")
 ]
-ResultsFlag = Annotated[Path, typer.Option(help="Folder that results are written to.")]
+SiteFlag = Annotated[
+    list[str],
+    typer.Option(
+        metavar="PROFILE:NODES",
+        help="In a star: nodes behind a router whose link to the hub they share, e.g. cable:0,1.",
+    ),
+]
+TimingFlag = Annotated[
+    str, typer.Option(help="played: train once, then play over each network; live: train over the links.")
+]
+ResultsFlag = Annotated[Path, typer.Option(help="Folder for the results.")]
 SetFlag = Annotated[
-    list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field or an axis, e.g. training.steps=20.")
+    list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field or an axis, e.g. training.steps=20.")
 ]
 OnlyFlag = Annotated[
-    list[str], typer.Option("--only", metavar="FIELD=VALUE", help="Only cells that have it, e.g. codec=int8.")
+    list[str], typer.Option("--only", metavar="FIELD=VALUE", help="Run only cells with this value, e.g. codec=int8.")
 ]
-ExcludeFlag = Annotated[list[str], typer.Option("--exclude", metavar="FIELD=VALUE", help="No cell that has it.")]
-RepeatsFlag = Annotated[int | None, typer.Option(help="Good runs that each cell is to have.")]
+ExcludeFlag = Annotated[list[str], typer.Option("--exclude", metavar="FIELD=VALUE", help="Skip cells with this value.")]
+RepeatsFlag = Annotated[int | None, typer.Option(help="Successful runs per cell.")]
 
 
 class _UnpaddedTable(Table):
-    """A table whose lines end where their text does: padded to the longest, short ones would break in a pager."""
+    """A table without trailing spaces: lines padded to the longest one would wrap in a pager."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         drawn = (part for part in super().__rich_console__(console, options) if isinstance(part, Segment))
@@ -67,15 +79,15 @@ class _UnpaddedTable(Table):
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Make a table of which only the last column gives way on a narrow terminal."""
+    """Make a table whose last column alone wraps on a narrow terminal."""
     drawn = _UnpaddedTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", no_wrap=column != columns[-1])
     return drawn
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Print rows under headings; the columns named in `right` are aligned to the right."""
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
+    """Print rows under headings; the columns named in `right` are right-aligned."""
     drawn = table(*headings, right=tuple(right))
     for row in rows:
         drawn.add_row(*row)
@@ -83,29 +95,26 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: S
 
 
 def say(text: str, *, on: Console = out, style: str | None = None) -> None:
-    """Print a line as it stands: nothing in it is markup, nothing is highlighted, and a terminal does not break it."""
-    on.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Print a line without highlighting or wrapping."""
+    on.print(text, style=style, highlight=False, soft_wrap=True)
 
 
 def one_of(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise UnknownNameError where a flag's value is none of those that are known; `kind` says what they are."""
+    """Raise UnknownNameError if a flag's value is not among `known`; `kind` names the values in the message."""
     if name not in (names := list(known)):
         raise UnknownNameError(kind, name, names)
 
 
 def need_clock_kernel() -> vm.GuestKernel:
-    """Return the guest kernel with a virtual clock. UserError, which says how to build it, where there is none."""
+    """Return the guest kernel with a virtual clock. UserError if this machine cannot run it."""
     if (kernel := vm.find_clock_kernel()) is None:
-        raise UserError(
-            "there is no kernel with a virtual clock here; build it (some minutes, once) with: python -m testbed vm "
-            "--build, or take one that was built elsewhere: python -m testbed vm --kernel FILE"
-        )
+        raise UserError("the virtual clock needs a guest kernel, which runs on x86-64 only; use the real clock")
     return kernel
 
 
 @contextmanager
 def writing(what: str, path: Path) -> Iterator[None]:
-    """Translate what the system says against writing a file, and give the file to the user who called sudo."""
+    """Translate an OSError while writing a file to UserError, and hand the file to the user who called sudo."""
     try:
         yield
     except OSError as error:
@@ -114,7 +123,7 @@ def writing(what: str, path: Path) -> Iterator[None]:
 
 
 def lab_spec(asked: str, **fields: Any) -> LabSpec:
-    """Return what a lab is to be. SpecError, which says what was asked for, where no lab can be so."""
+    """Return the spec of a lab. SpecError if no lab can satisfy it; `asked` names the request in the message."""
     from testbed.net.lab import LabSpec
 
     try:
@@ -123,13 +132,24 @@ def lab_spec(asked: str, **fields: Any) -> LabSpec:
         raise explain(error, LabSpec, asked) from None
 
 
+def read_sites(texts: Iterable[str]) -> Sites:
+    """Return the sites of --site PROFILE:NODES; None without any. SpecError for a malformed one."""
+    sites = []
+    for text in texts:
+        profile, _, nodes = text.rpartition(":")
+        if not profile or not re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", nodes, re.ASCII):
+            raise SpecError(f"--site {text!r} is not PROFILE:NODES; write for example cable:0,1")
+        sites.append(SiteSpec(nodes=tuple(map(int, nodes.split(","))), profile=load_profile(profile.strip())))
+    return tuple(sites) or None
+
+
 def typed(*arguments: str) -> str:
-    """Return a command of this program as a line for a shell."""
+    """Return a testbed command as a shell line."""
     return shlex.join(["python", "-m", "testbed", *arguments])
 
 
 def warn_of_buffers(networks: Iterable[tuple[Topology, Iterable[LinkProfile]]]) -> None:
-    """Print which links have a smaller buffer than they need, because nobody stated one."""
+    """Print a warning for links whose default buffer is smaller than they need."""
     paths: dict[int, list[LinkProfile]] = {}
     for topology, profiles in networks:
         paths.setdefault(2 if topology == "star" else 1, []).extend(profiles)
@@ -139,9 +159,9 @@ def warn_of_buffers(networks: Iterable[tuple[Topology, Iterable[LinkProfile]]]) 
 
 
 def choose_engine(engine: str) -> tuple[Engine, str]:
-    """Choose the engine and say why.
+    """Choose the engine; return it with the reason.
 
-    From here on an ordinary user is in a user namespace where the machine allows it.
+    Moves an unprivileged process into a user namespace where the machine allows it.
     """
     from testbed.net.machine import capabilities, rootless
 
@@ -152,9 +172,9 @@ def choose_engine(engine: str) -> tuple[Engine, str]:
 
 
 def choose_clock(clock: str) -> tuple[Clock, str]:
-    """Choose the clock of played cells and say why: virtual where the guest kernel is at hand or can be built.
+    """Choose the clock of played cells; return it with the reason. `auto`: virtual if the guest kernel runs here.
 
-    CapabilityError, which says what to do, where `virtual` was asked for and is not possible.
+    CapabilityError, with a remedy, if `virtual` was requested and is impossible.
     """
     one_of("clock", clock, ("auto", "virtual", "real"))
     if clock == "real":
@@ -164,5 +184,5 @@ def choose_clock(clock: str) -> tuple[Clock, str]:
     except (CapabilityError, GuestKernelError) as error:
         if clock == "virtual":
             raise
-        return "real", f"auto: the virtual clock is not possible here: {error}"
+        return "real", f"auto: the virtual clock is unavailable here: {error}"
     return "virtual", f"{'asked for' if clock == 'virtual' else 'auto'}: {reason}"

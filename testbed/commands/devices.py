@@ -1,4 +1,4 @@
-"""Commands about the devices that are emulated, and how long this machine takes."""
+"""The `devices` and `record` commands: list the emulated devices; measure how long this machine takes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 def list_devices(
     name: Annotated[
-        str | None, typer.Argument(help="Show this device in full: its name, or the path of its file.")
+        str | None, typer.Argument(help="Device to show in full: its name, or the path of its file.")
     ] = None,
 ) -> None:
-    """List the devices whose pace stages can be held to, or show one in full, as a file that reads back."""
+    """List the devices that stages can emulate, or print one as a complete device file."""
     if name is not None:
         shown = devices.load_device(name)
-        typer.echo(f"# {shown.name}\n{devices.write_device(shown)}", nl=False)
+        say(f"# {shown.name}\n{devices.write_device(shown)}".rstrip("\n"))
     else:
-        columns = ("device", "memory", "fp32", "bf16 or fp16", "of it reached", "recorded", "what it is")
+        columns = ("device", "memory", "fp32", "bf16 or fp16", "reached", "recorded", "description")
         rows = []
         for device in map(devices.load_device, sorted(devices.device_files())):
             speeds = (device.fp32, device.half)
@@ -44,15 +44,15 @@ def record(
     sequence_length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 64,
     sequences: Annotated[int, typer.Option(help="Sequences in a micro-batch.")] = 4,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
-    device: Annotated[str, typer.Option(help="cpu, one thread of it, or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu (one thread) or cuda.")] = "cpu",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Device file to put it into; it is made where there is none.")
+        Path | None, typer.Option("--output", "-o", help="Device file to add the measurement to; created if missing.")
     ] = None,
     host: Annotated[
-        bool, typer.Option("--host", help="Measure what this machine reaches, which plan needs, and keep that.")
+        bool, typer.Option("--host", help="Measure and store this machine's own speed, which `plan` uses.")
     ] = False,
 ) -> None:
-    """Measure how long each part of a model takes on this machine, for a device file that stages can be held to."""
+    """Measure how long each part of a model takes on this machine, for a device file that stages can emulate."""
     one_of("precision", precision, _PRECISIONS)
     wanted: Precision = "bf16" if precision == "bf16" else "fp32"
     if host:
@@ -60,11 +60,11 @@ def record(
         speed = reached.speed(wanted)
         assert speed is not None
         say(f"{reached.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread")
-        say(f"kept in {this_machine.host_file()}")
+        say(f"stored in {this_machine.host_file()}")
         return
     one_of("device to record on", device, ("cpu", "cuda"))
     if output is not None and output.suffix != ".toml":
-        raise UserError(f"-o {output}: a device file's name ends with .toml")
+        raise UserError(f"-o {output}: a device file must end with .toml")
     measured = recording.record_model(
         model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device
     )
@@ -82,4 +82,4 @@ def record(
     print_table(headings, rows, right=headings[1:4])
     if output is not None:
         recording.keep_recording(output, measured)
-        say(f"kept in {output}; use it with: compute.device = {str(output)!r}")
+        say(f"stored in {output}; use it with: compute.device = {str(output)!r}")

@@ -1,7 +1,7 @@
-"""The command that generates what stands in Markdown from the tables and CSVs that it describes.
+"""The `docs` command: generates Markdown pages and tables from the code's tables and the experiments' CSVs.
 
-A page is generated whole, or written by hand with generated blocks (testbed/report/blocks.py). Those of an experiment's
-README come from its figures.py, and its claims.csv with them.
+A page is generated whole, or written by hand with generated blocks (testbed/report/blocks.py). The blocks of an
+experiment's README, and its claims.csv, come from its figures.py.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ ROOT = Path(__file__).parents[2]
 
 def docs(
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; name the pages that are stale, with exit status 1.")
+        bool, typer.Option("--check", help="Write nothing; list the stale pages, with exit status 1 if any.")
     ] = False,
 ) -> None:
-    """Generate the pages and tables that stand in Markdown: profiles, devices, exported tables, codecs, experiments
-    and claims.
-    """
+    """Generate the Markdown pages and tables for profiles, devices, exported tables, codecs, experiments and claims."""
     stale = False
     for path, text in stale_pages():
         stale = True
@@ -36,22 +34,22 @@ def docs(
             paths.give_to_user(path)
         say(f"{path.relative_to(ROOT)} {'is stale' if check else 'generated'}")
     if not stale:
-        say("every page is as it is generated")
+        say("every generated page is up to date")
     elif check:
         say("python -m testbed docs generates them")
         raise typer.Exit(1)
 
 
 def stale_pages() -> Iterator[tuple[Path, str]]:
-    """Yield the pages that differ from what is generated, each with its new text. UserError where there is no checkout.
+    """Yield each page that is out of date, with its new text. UserError outside a checkout.
 
-    Each page is generated when its turn comes, so it counts what was written of those before it: an experiment's
-    claims, then its README, then the page of all claims.
+    Pages are generated lazily, in order of dependency: an experiment's claims, then its README, then the page of all
+    claims. The caller writes each one before it asks for the next.
     """
     from testbed.report.blocks import fill_blocks, read_blocks
 
     if not (ROOT / "pyproject.toml").is_file():
-        raise UserError(f"{ROOT} is no checkout of testbed, so it has no pages to generate")
+        raise UserError(f"{ROOT} is not a checkout of testbed, so it has no pages to generate; run this in a checkout")
     for folder in sorted(path.parent for path in ROOT.glob("experiments/*/figures.py")):
         yield from stale_in_experiment(folder)
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("testbed/**/README.md")]
@@ -63,17 +61,16 @@ def stale_pages() -> Iterator[tuple[Path, str]]:
 
 
 def stale_in_experiment(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield claims.csv and README.md of an experiment where they are not what its figures.py makes of its CSVs."""
-    from testbed.report import claims, experiments
+    """Yield claims.csv and README.md of an experiment if they differ from the output of its figures.py."""
+    from testbed.report import claims, publishing
     from testbed.report.blocks import fill_blocks
 
-    with experiments.figures_program(folder) as figures:
-        if hasattr(figures, "claims"):
-            yield from _if_stale(folder / claims.FILE, claims.format_claims(figures.claims(folder)))
-        if hasattr(figures, "blocks"):
-            readme = folder / "README.md"
-            page, where = readme.read_text(encoding="utf8"), str(readme.relative_to(ROOT))
-            yield from _if_stale(readme, fill_blocks(page, figures.blocks(folder), where))
+    with publishing.figures_program(folder) as figures:
+        if made := publishing.claims_of(vars(figures), folder):
+            yield from _if_stale(folder / claims.FILE, claims.format_claims(made))
+        readme = folder / "README.md"
+        page, where = readme.read_text(encoding="utf8"), str(readme.relative_to(ROOT))
+        yield from _if_stale(readme, fill_blocks(page, publishing.blocks_of(vars(figures), folder), where))
 
 
 def _if_stale(path: Path, text: str) -> Iterator[tuple[Path, str]]:
@@ -95,12 +92,16 @@ def _whole_pages() -> Mapping[str, Callable[[], str]]:
 
 
 def _claims_page() -> str:
-    from testbed.report.claims import FILE, claims_page
+    from testbed.frozen import read_toml
+    from testbed.report.claims import FILE, Headline, claims_page
 
-    return claims_page(sorted(path.parent for path in ROOT.glob(f"experiments/*/{FILE}")), "../experiments")
+    headlines = map(Headline.model_validate, read_toml(ROOT / "docs" / "headlines.toml")["headline"])
+    folders = sorted(path.parent for path in ROOT.glob(f"experiments/*/{FILE}"))
+    return claims_page(headlines, folders, "../experiments")
 
 
 def _blocks() -> dict[str, str]:
     from testbed.codecs.catalogue.codecs_page import draw_codec_table, draw_folder_table
+    from testbed.faults import draw_faults_table
 
-    return {"codecs": draw_codec_table(), "codec-folders": draw_folder_table()}
+    return {"codecs": draw_codec_table(), "codec-folders": draw_folder_table(), "faults": draw_faults_table()}

@@ -1,4 +1,4 @@
-"""The command that writes results for other programs."""
+"""The `export` command: results as tables, event files and timelines for other programs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def export(
     to: Annotated[str, typer.Option(help=f"Format: {_FORMS}.")] = "csv",
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Folder to write to; by default export/FORMAT in the first one."),
+        typer.Option("-o", "--output", help="Folder to write to; default: export/FORMAT in the result folder."),
     ] = None,
 ) -> None:
-    """Write the runs of an experiment's last sweep as tables, event files or timelines; starts nothing."""
+    """Write the runs of an experiment's last sweep as tables, event files or timelines. Runs nothing."""
     from testbed import export as exporting
 
     if not folder.is_dir():

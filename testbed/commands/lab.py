@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from testbed import profiles, units, vm
 from testbed.commands.console import (
@@ -25,7 +25,7 @@ from testbed.commands.console import (
     typed,
     warn_of_buffers,
 )
-from testbed.errors import CapabilityError, TestbedError, UnknownNameError, UserError
+from testbed.errors import CapabilityError, SpecError, TestbedError, UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from testbed.net.machine.capabilities import Capability
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _MESSAGES = ["256KiB", "4MiB"]
 _CLOCKS = ("real", "virtual")
 _LOOK_S = 1.0
-"""How often a standing lab is looked after."""
+"""Interval at which a running lab is checked."""
 
 
 def doctor() -> None:
-    """Try everything that sweeps and labs need on this machine, and say what mends each thing that is missing."""
+    """Check everything that sweeps and labs need on this machine, and print a remedy for each missing part."""
     from testbed.net.machine import capabilities, remedies, rootless
 
-    if os.geteuid() != 0:  # as commands that need a lab do; where it is refused, the first attempt says so
+    if os.geteuid() != 0:  # as lab commands do; if this is refused, the first capability check reports it
         with contextlib.suppress(CapabilityError):
             rootless.enter()
     facts = remedies.facts()
@@ -48,56 +48,50 @@ def doctor() -> None:
     rows = []
     findings = (*capabilities.try_capabilities(), _clock_kernel())
     for finding in findings:
-        mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
-        found = escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else ""))
-        rows.append((mark, finding.name, found))
-    print_table(("", "what", "found"), rows)
+        mark = Text("ok", "green") if finding.ok else Text("no", "red" if finding.needed else "yellow")
+        rows.append((mark, finding.name, finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
+    print_table(("", "check", "result"), rows)
     missing = [finding.name for finding in findings if finding.needed and not finding.ok]
     ready, said = readiness(missing, virtual_clock=findings[-1].ok)
-    say(said if missing else f"{said}; --engine auto takes {choose_engine('auto')[0]}")
+    say(said if missing else f"{said}; --engine auto chooses {choose_engine('auto')[0]}")
     if not ready:
         raise typer.Exit(1)
 
 
 def readiness(missing: list[str], *, virtual_clock: bool) -> tuple[bool, str]:
-    """Say whether sweeps can run here, and on which clocks. `missing`: what is needed and not there."""
+    """Return whether sweeps can run here, and a line that names the clocks. `missing`: the failed required checks."""
     if not missing:
-        return True, f"ready; --clock auto takes {'virtual' if virtual_clock else 'real'}"
+        return True, f"ready; --clock auto chooses {'virtual' if virtual_clock else 'real'}"
     if virtual_clock and "the invoking user" not in missing:
         lacking = ", ".join(missing)
-        return True, f"ready for played sweeps, on the virtual clock; not for live runs, link and lab: {lacking}"
+        return True, f"ready for played sweeps on the virtual clock; live runs, link and lab lack: {lacking}"
     return False, f"not ready: {', '.join(missing)}"
 
 
 def _clock_kernel() -> Capability:
     from testbed.net.machine.capabilities import Capability
 
-    kernel, ok = vm.find_clock_kernel(), True
+    ok, altered = True, False
     try:
         if os.environ.get("TESTBED_GUEST") == "1":
-            detail = "a guest cannot run another"
-        elif kernel is None:
-            detail = f"{vm.virtual_clock()}: by the first sweep, or by python -m testbed vm --build"
+            detail = "a guest cannot run another guest"
         else:
             started = time.monotonic()
-            vm.try_kernel(kernel)
-            took_s = time.monotonic() - started
-            detail = f"Linux {kernel.version}, boots, runs `true` and ends in {took_s:.1f} s"
+            detail = f"{vm.virtual_clock()}; boots, runs `true` and halts in {time.monotonic() - started:.1f} s"
     except (TestbedError, OSError) as error:
-        ok, detail = (
-            False,
-            f"without its guest kernel sweeps take the real clock: {error}" if kernel is None else str(error),
-        )
-    return Capability(name="virtual clock", ok=ok, needed=False, detail=detail, remedy="")
+        ok, altered, detail = False, isinstance(error, SpecError), str(error)
+    return Capability(name="virtual clock", ok=ok, needed=altered, detail=detail, remedy="")
 
 
 def stand(
-    profile: Annotated[list[str], typer.Argument(help="Name or path of a profile: one for all links, or one a link.")],
+    profile: Annotated[
+        list[str], typer.Argument(help="Names or paths of profiles: one for all links, or one per link.")
+    ],
     nodes: Annotated[int, typer.Option(help="How many nodes.")] = 2,
     topology: TopologyFlag = "star",
     engine: EngineFlag = "auto",
 ) -> None:
-    """Build a lab and let it stand until Ctrl-C, to try things by hand: `testbed shell node-0` opens a shell inside."""
+    """Build a lab and keep it until Ctrl-C, for experiments by hand: `testbed shell node-0` opens a shell inside."""
     from testbed.net.lab import Lab
     from testbed.spec import Topology
     from testbed.sweep.environment import hold_machine
@@ -114,9 +108,9 @@ def stand(
             ("link", "profile", "from", "address", "to", "address"),
             ((link.name, link.profile.name, a.namespace, a.address, b.namespace, b.address) for link, a, b in ends),
         )
-        if any(link.profile.varies for link in lab.links):
+        if any(link.profile.varies or link.home for link in lab.links):
             lab.play()
-            say("schedules and traces play from now on")
+            say("rate schedules, traces and background flows start now")
         say(f"open a shell: {typed('shell', lab.nodes[0].name)}; take the lab down: Ctrl-C (process {os.getpid()})")
         try:
             while True:
@@ -127,20 +121,20 @@ def stand(
 
 
 def shell(
-    node: Annotated[str, typer.Argument(help="A node, `hub` or `gateway-0`. Without it: what there is.")] = "",
+    node: Annotated[str, typer.Argument(help="A node, `hub` or `gateway-0`. Default: list the running labs.")] = "",
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Run this instead of $SHELL.")
     ] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of the lab, where several run. Else the newest.")] = None,
+    pid: Annotated[int | None, typer.Option(help="Process of the lab, if several run. Default: the newest.")] = None,
 ) -> None:
-    """Open a shell inside a running lab, a sweep's too, as root of that network."""
+    """Open a shell inside a running lab, also one of a sweep, as root of its network."""
     from testbed.net.directory import run_inside, running_labs
 
     labs = sorted(running_labs(), key=lambda lab: lab.started, reverse=True)
     if not labs:
-        raise UserError(f"no lab runs here that you may enter; start one with: {typed('lab', 'cable')}")
+        raise UserError(f"no running lab here is accessible to you; start one with: {typed('lab', 'cable')}")
     if pid is not None and not (labs := [lab for lab in labs if lab.pid == pid]):
-        raise UserError(f"process {pid} has no lab; `{typed('shell')}` lists those that run")
+        raise UserError(f"process {pid} has no lab; `{typed('shell')}` lists the running labs")
     if not node:
         listed = [(str(lab.pid), lab.started, " ".join(lab.namespaces)) for lab in labs]
         print_table(("process", "started", "namespaces"), listed, right=("process",))
@@ -149,7 +143,7 @@ def shell(
     if node not in lab.namespaces:
         raise UnknownNameError("namespace in that lab", node, lab.namespaces)
     words = command or []
-    words = words[1:] if words[:1] == ["--"] else words  # it ends our options, and stays where a node stands before it
+    words = words[1:] if words[:1] == ["--"] else words  # typer keeps a -- that follows the node
     run_inside(lab.pid, lab.namespaces[node], words or [os.environ.get("SHELL", "/bin/sh")])
 
 
@@ -157,25 +151,25 @@ def link(
     profile: Annotated[str, typer.Argument(help="Name of a profile, or the path of a profile file.")],
     engine: EngineFlag = "auto",
     clock: Annotated[
-        str, typer.Option(help="real: measured on this machine. virtual: in a guest whose clock is exact, with netem.")
+        str, typer.Option(help="real: measure on this machine. virtual: play in a guest with an exact clock and netem.")
     ] = "real",
-    quick: Annotated[bool, typer.Option("--quick", help="The short form that every run gets, under 3 s.")] = False,
-    message: Annotated[list[str], typer.Option(metavar="SIZE", help="Message sizes, e.g. 256KiB.")] = _MESSAGES,
+    quick: Annotated[bool, typer.Option("--quick", help="Certify in under 3 s, as before every run.")] = False,
+    message: Annotated[list[str], typer.Option(metavar="SIZE", help="Message size to time, e.g. 256KiB.")] = _MESSAGES,
     pcap: Annotated[
-        Path | None, typer.Option(help="Keep the packets at both ends in this pcapng file, for Wireshark.")
+        Path | None, typer.Option(help="Capture the packets at both ends to this pcapng file, for Wireshark.")
     ] = None,
     overrides: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the profile, e.g. up.rate=40Mbit.")
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. up.rate=40Mbit.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Build one link, certify it, and print asked against measured."""
+    """Build one link, certify it, and print the requested against the measured values."""
     one_of("clock", clock, _CLOCKS)
     if clock == "virtual" and (quick or pcap is not None or engine == "relay"):
-        raise UserError("--clock virtual goes with neither --quick, --pcap nor --engine relay: leave them out")
+        raise UserError("--clock virtual cannot be combined with --quick, --pcap or --engine relay; omit those")
     from testbed.net.capture.transits import transits
     from testbed.net.lab import Lab, LabSpec
-    from testbed.play.certify import certify_virtual
-    from testbed.report.certificates import certificate_summary, certificate_table
+    from testbed.player.certify_links import certify_virtual
+    from testbed.report.certificate_text import certificate_summary, certificate_table
     from testbed.sweep.bounded_steps import reference_step
     from testbed.sweep.environment import hold_machine
 

@@ -1,6 +1,4 @@
-"""What a sweep is going to do, for people: its cells, their predicted time, what is tuned; and the progress of its
-runs.
-"""
+"""Prints what a sweep will do: its cells, their predicted time, its tuning; and the progress of its runs."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ from testbed.devices.device import Precision
 from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import conduct
+from testbed.sweep.environment import Means
 from testbed.sweep.estimate import Estimator, RunEstimate, on_this_machine
-from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.trainings import untrained
 from testbed.units import format_duration
 
 
 def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
-    """Return what follows runs into `folder`, with an idea of how long each takes."""
-    estimator = Estimator(folder, None)  # measuring this machine first would take longer than it is worth
+    """Return a factory of progress displays for runs into `folder`, with an estimate of each run's duration."""
+    estimator = Estimator(folder, None)  # a better estimate is not worth the time to measure this machine
 
     def make(cells: Sequence[Cell]) -> SweepProgress:
         estimates = {cell.id: estimator.estimate(cell) for cell in cells}
@@ -37,7 +35,7 @@ def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
 
 
 def print_means(agenda: conduct.Agenda, means: Means) -> None:
-    """Print which clock and which engine the runs have, and why; and what is wrong with their links' buffers."""
+    """Print which clock and engine the runs use, and why; warn about links with too small a buffer."""
     if any(cell.timing == "played" or cell.clock == "virtual" for cell in agenda.cells):
         say(f"clock {means.clock}: {means.clock_reason}")
     if any(cell.clock == "real" for cell in agenda.cells):
@@ -46,13 +44,13 @@ def print_means(agenda: conduct.Agenda, means: Means) -> None:
 
 
 def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
-    """Print the table of `testbed plan`, and what must be known before the sweep is started."""
+    """Print the table of `testbed plan`, and the tuning, pace and time of the sweep that it announces."""
     estimator = Estimator(folder, cache(devices.host))
     rows = []
     cells, repeats = agenda.cells, agenda.experiment.repeats
     tuning = conduct.untried(agenda.to_tune, folder, again=again)
     runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
-    # A played trial is trained, which is counted below, and not run.
+    # A played trial is only trained, which is counted below.
     left = Counter(cell.id for cell in (*(trial for trial in tuning if trial.timing == "live"), *runs))
     untried = {cell.id for cell in tuning}
     seconds = 0.0
@@ -84,13 +82,13 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     recipes, training_s = _trainings(estimator, (*tuning, *runs), folder)
     if recipes:
         say(
-            f"before that: {recipes} to train, about {format_duration(training_s)}, and durations to measure "
-            "where they are not known"
+            f"before that: {recipes} recipes to train, about {format_duration(training_s)}, and durations to measure "
+            "where none are stored"
         )
 
 
 def _trainings(estimator: Estimator, cells: Sequence[Cell], folder: Path) -> tuple[int, float]:
-    """Return how many trainings these cells lack, and the seconds that all of them take."""
+    """Return the number of trainings missing for these cells, and the seconds they take together."""
     played = {recipe.id: recipe for cell in cells if cell.timing == "played" for recipe in [recipe_of(cell)]}
     recipes = untrained(played.values(), folder)
     return len(recipes), sum(map(estimator.training_s, recipes)) / len(os.sched_getaffinity(0))
@@ -99,7 +97,7 @@ def _trainings(estimator: Estimator, cells: Sequence[Cell], folder: Path) -> tup
 def predicted(
     agenda: conduct.Agenda, folder: Path, host: Callable[[Precision], devices.ComputeDevice]
 ) -> tuple[int, float]:
-    """Return how many runs an agenda lacks, tuning among them, and the seconds that they will take, with training."""
+    """Return the number of missing runs of an agenda, tuning included, and their seconds, training included."""
     estimator = Estimator(folder, host)
     trials = conduct.untried(agenda.to_tune, folder)
     missing = [*trials, *conduct.missing_runs(agenda.cells, agenda.experiment, folder)]
@@ -117,15 +115,15 @@ def _print_trials(agenda: conduct.Agenda) -> None:
     arms = len({repr(trial.arm) for trial in agenda.trials})
     total = arms * len(asked.values) * len(asked.seeds)
     length = "of full length" if asked.steps is None else f"of {asked.steps} steps, {total * asked.steps} in all"
-    wider = "" if asked.quick else f"; up to {asked.widen} more values for an arm whose best is an end"
+    wider = "" if asked.quick else f"; up to {asked.widen} more values for an arm whose best value is at an end"
     return say(
         f"tuning: {asked.field} for each {', '.join(asked.arm)}: {arms} arms x {len(asked.values)} values x "
-        f"{len(asked.seeds)} seeds = {total} runs {length}{wider}; the cells get what is chosen after tuning"
+        f"{len(asked.seeds)} seeds = {total} runs {length}{wider}; the cells use the best value of their arm"
     )
 
 
 def print_tuning(record: TuningRecord) -> None:
-    """Print what was chosen for each arm, and among what; which arms are not run."""
+    """Print the value chosen for each arm with its candidates, and the arms that are not run."""
     for arm in record.arms:
         name = ", ".join(str(value) for value in arm.arm.values() if value is not None)
         losses = ", ".join(
@@ -134,22 +132,22 @@ def print_tuning(record: TuningRecord) -> None:
         )
         more = f"; marked: {arm.mark}" if arm.mark else ""
         value = (
-            f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
+            f"{record.field} = {arm.chosen}" if arm.left else f"every value of {record.field} failed, so it is not run"
         )
         say(f"tuned: {name}: {value} (mean loss {losses}){more}")
     if (check := record.check) is not None:
         name = ", ".join(str(value) for value in check.arm.values() if value is not None)
         tau = "" if check.tau is None else f", rank correlation {check.tau:.2f}"
-        regret = "" if check.regret is None else f"; the short runs' choice costs {check.regret:.4f} there"
-        verdict = "rank values alike" if check.alike else "choose another value than full runs"
+        regret = "" if check.regret is None else f"; the choice of the short runs is {check.regret:.4f} worse there"
+        verdict = "rank values the same" if check.alike else "choose a different value than full runs"
         say(
-            f"tuned with {record.steps} of {check.steps} steps, which {verdict}: for {name} {check.chosen} is best at "
+            f"tuned with {record.steps} of {check.steps} steps, which {verdict}: for {name}, {check.chosen} is best at "
             f"full length{tau}{regret}"
         )
 
 
 def _print_paced(cells: Sequence[Cell]) -> None:
-    """Print what this machine means for cells whose compute is paced."""
+    """Print how this machine keeps the pace of the cells whose compute is paced."""
     live = [cell for cell in cells if (cell.timing, cell.clock) == ("live", "real")]
     paced = [cell for cell in live if isinstance(cell.compute, Paced)]
     lines = Counter(on_this_machine(cell, devices.host(cell.workload.precision)) for cell in paced)

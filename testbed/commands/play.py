@@ -1,8 +1,7 @@
-"""The command that plays a job over links: what would a cluster's job do on these?"""
+"""The `play` command: plays a job's trace over links, e.g. a cluster's job over home links."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,47 +13,52 @@ import typer
 from testbed import paths, profiles, units, vm
 from testbed.commands.console import (
     EngineFlag,
+    SiteFlag,
     TopologyFlag,
     choose_engine,
     lab_spec,
     need_clock_kernel,
     one_of,
     print_table,
+    read_sites,
     say,
     warn_of_buffers,
 )
 from testbed.errors import LabError, SpecError
-from testbed.play.split import StepSplit, repeated, step_split
-from testbed.play.trace import Trace
+from testbed.player.split import StepSplit, repeated, step_split
+from testbed.records import LabRecord
 from testbed.spec import Topology
+from testbed.trace.format import Trace
 
 if TYPE_CHECKING:
-    from testbed.play.job import PlayJob
+    from testbed.player.play_job import PlayJob
 
 _CLOCKS = ("auto", "virtual", "real")
 _AGAIN = 20
-"""How often a trace of a single step is played in a row: only the first step finds TCP's windows small."""
+"""Repetitions of a single-step trace: only the first step starts with small TCP windows."""
 
 
 def play(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A trace, or Chakra's NAME.et, for NAME.0.et, NAME.1.et.")
+        Path, typer.Argument(metavar="FILE", help="A trace, or NAME.et for the Chakra traces NAME.0.et, NAME.1.et, ...")
     ],
     profile: Annotated[
-        list[str], typer.Option(help="Links: a profile for all, or A+B+C, one each. Give several to compare them.")
+        list[str], typer.Option(help="Profile of all links, or A+B+C, one per link. Repeat to compare networks.")
     ],
     topology: TopologyFlag = "star",
-    clock: Annotated[str, typer.Option(help="virtual, real, or auto: virtual where its kernel is at hand.")] = "auto",
+    site: SiteFlag = [],  # noqa: B006
+    clock: Annotated[str, typer.Option(help="virtual, real, or auto: virtual if its kernel is installed.")] = "auto",
     engine: EngineFlag = "auto",
-    link_seeds: Annotated[int, typer.Option(help="How often links that lose or vary are drawn anew.", min=1)] = 1,
-    repeat: Annotated[int | None, typer.Option(help="Play the whole trace so often in a row.", min=1)] = None,
-    flops: Annotated[str | None, typer.Option(help="What an NPU does where Chakra has no durations.")] = None,
+    link_seeds: Annotated[int, typer.Option(help="Number of seeds for links with random loss or rate.", min=1)] = 1,
+    repeat: Annotated[int | None, typer.Option(help="Play the whole trace this many times in a row.", min=1)] = None,
+    flops: Annotated[str | None, typer.Option(help="NPU speed, for Chakra nodes without durations.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Keep when everything happened; of several plays, a folder.")
+        Path | None,
+        typer.Option("-o", "--output", help="File for the times of all operations; with several plays, a folder."),
     ] = None,
 ) -> None:
-    """Play a job's trace over links: how long its steps take, what each node does meanwhile, and what crosses."""
-    from testbed.play.guests import play_jobs
+    """Play a job's trace over links: step times, each node's work and waits, and traffic."""
+    from testbed.player.guests import play_jobs
     from testbed.sweep.environment import hold_machine
 
     one_of("topology", topology, get_args(Topology))
@@ -65,12 +69,11 @@ def play(
         trace = repeated(trace, again)
         say(f"the trace is played {again} times in a row")
     kernel = need_clock_kernel() if clock == "virtual" else vm.find_clock_kernel() if clock == "auto" else None
-    with tempfile.TemporaryDirectory(prefix="testbed-play-") as name:
-        folder = Path(name)
+    with paths.scratch_folder("testbed-play-") as folder:
         trace.write(folder / "trace")
-        jobs = _jobs(trace, folder, profile, topology, link_seeds, output, "netem" if kernel else engine)
+        jobs = _jobs(trace, folder, profile, topology, site, link_seeds, output, "netem" if kernel else engine)
         say(_clock_words(clock, kernel))
-        warn_of_buffers((job.lab.topology, job.lab.profiles) for job in jobs)
+        warn_of_buffers((job.lab.topology, job.lab.distinct) for job in jobs)
         with nullcontext() if kernel else hold_machine():
             outcomes = play_jobs(
                 jobs, clock="virtual" if kernel else "real", folder=folder / "work", kernel=kernel, guests=2
@@ -86,11 +89,12 @@ def play(
 
 
 def _load(file: Path, flops: str | None) -> Trace:
-    from testbed.play.chakra import load_chakra
-    from testbed.play.check import load_trace
+    from testbed.trace.chakra import load_chakra
+    from testbed.trace.check import load_trace
 
     if file.suffix == ".et":
         trace = load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None)
+        say(f"ignored: {trace.about['ignored']}")
     else:
         trace = load_trace(file)
     if not any(map(len, trace.lanes)):
@@ -101,22 +105,29 @@ def _load(file: Path, flops: str | None) -> Trace:
 def _clock_words(clock: str, kernel: vm.GuestKernel | None) -> str:
     if kernel is not None:
         return f"clock virtual: guest kernel {kernel.version}"
-    missing = "no kernel with a virtual one is here (python -m testbed vm --build)"
+    missing = "the kernel with a virtual clock runs on x86-64 only"
     return f"clock real: {'asked for' if clock == 'real' else missing}"
 
 
 def _jobs(
-    trace: Trace, folder: Path, networks: Sequence[str], topology: str, seeds: int, output: Path | None, engine: str
+    trace: Trace,
+    folder: Path,
+    networks: Sequence[str],
+    topology: str,
+    sites: Sequence[str],
+    seeds: int,
+    output: Path | None,
+    engine: str,
 ) -> list[PlayJob]:
-    """Return a job for each network and seed; one seed where nothing is drawn. SpecError for links that make no lab."""
-    from testbed.play.job import PlayJob
+    """Return a job for each network and seed; one seed if nothing is random. SpecError for links that make no lab."""
+    from testbed.player.play_job import PlayJob
 
-    chosen, reason = choose_engine(engine) if engine != "netem" else ("netem", "asked for, or all that the guest has")
+    chosen, reason = choose_engine(engine) if engine != "netem" else ("netem", "asked for, or the guest's only one")
     alone = len(networks) * seeds == 1
     jobs = []
     for number, network in enumerate(networks):
-        links = tuple(profiles.load_profile(name) for name in network.split("+"))
-        asked = {"topology": topology, "profiles": links, "nodes": len(trace.nodes)}
+        links = tuple(profiles.load_profile(name) for name in profiles.split_networks(network))
+        asked = {"topology": topology, "profiles": links, "nodes": len(trace.nodes), "sites": read_sites(sites)}
         lab = lab_spec(f"the links {network}", **asked, engine=chosen, engine_reason=reason)
         for seed in range(seeds):
             kept = (output or folder / "played") if alone else (output or folder) / f"{number}-seed-{seed}.played"
@@ -127,16 +138,18 @@ def _jobs(
 
 
 def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str]) -> None:
-    from testbed.play.played import read_played
-    from testbed.play.unlinked import play_unlinked, step_ends
+    from testbed.trace.played import read_played
+    from testbed.trace.simulate import simulate, step_ends
 
-    ideal = step_ends(trace, play_unlinked(trace), trace.steps)
+    ideal = step_ends(trace, simulate(trace), trace.steps)
     ideal_ns = (ideal[-1] - ideal[0]) / (trace.steps - 1) if trace.steps > 1 else ideal[-1]
     rows = []
     splits: list[StepSplit] = []
     left = list(jobs)
     for network in networks:
         plays = [read_played(left.pop(0).output)]
+        for each in LabRecord.model_validate(plays[0].lab).background or ():
+            say(f"background on {each.words}")
         while left and left[0].link_seed:
             plays.append(read_played(left.pop(0).output))
         here = [step_split(trace, played) for played in plays]

@@ -1,4 +1,4 @@
-"""The command that plays predicted experiments: jobs from shapes alone."""
+"""The `predict` command: plays jobs built from model shapes alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ def predict(
     quick: Annotated[bool, typer.Option("--quick", help="The experiment's short form.")] = False,
     results: ResultsFlag = Path("results"),
 ) -> None:
-    """Play jobs of models too large to train here, from their shapes, over links on the virtual clock.
+    """Predict step times of models too large to train here: build jobs from their shapes, and play them over links on
+    the virtual clock.
 
-    What is there already is kept. cells.csv in the results has a row for each cell, and rounds.csv one for each step of
-    a training whose sites come and go.
+    Finished cells are kept. The result folder gets cells.csv, with a row per cell, and rounds.csv, with a row per step
+    of each training whose sites come and go.
     """
     from testbed import csv_rows
-    from testbed.sweep import churned
-    from testbed.sweep import predict as predicting
+    from testbed.predict import cells as predicting
+    from testbed.predict import churned
 
     planned = predicting.plan_cells(name, quick=quick)
     warn_of_buffers((each.cell.topology, each.cell.profiles) for each in planned)
@@ -49,8 +50,8 @@ def predict(
     print_table(("grid", "cell", "step", "ideal", "known from"), rows, right=("step", "ideal"))
     if unsettled := int(frame.unsettled.sum()):
         say(
-            f"{unsettled} of these cells are not settled: their steps still drift by more than "
-            f"{predicting.SETTLED:.0%} of a step, so that more of them would say otherwise. State more steps."
+            f"{unsettled} of these cells are not settled: their step time still drifts by more than "
+            f"{predicting.SETTLED:.0%}, so a longer run would give another result. Raise their number of steps."
         )
 
 
@@ -59,5 +60,5 @@ def _source(row: Any) -> str:
         return ""
     if row.repeats:
         return "steps that repeat to the nanosecond"
-    drifts = "" if row.drift != row.drift else f", which drift by {row.drift:.2%}"
+    drifts = "" if row.drift != row.drift else f", drifting by {row.drift:.2%}"
     return f"{row.steps_counted} step{'s' * (row.steps_counted > 1)}{drifts}"

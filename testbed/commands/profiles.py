@@ -15,24 +15,23 @@ from testbed.profiles.link_profile import LinkProfile
 from testbed.profiles.profiles_page import profile_line
 
 _WIDE = 110
-"""The width of a terminal from which on a line also shows the loss, what varies and the transport."""
+"""Minimum terminal width for the columns loss, varies and TCP."""
 
 _WORDS = ("profile", "varies", "TCP")
 
 
 def list_profiles(
     name: Annotated[
-        str | None, typer.Argument(help="Show this profile in full: its name, or the path of its file.")
+        str | None, typer.Argument(help="Profile to show in full: its name, or the path of its file.")
     ] = None,
     change: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the profile shown, e.g. up.rate=40Mbit."),
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. up.rate=40Mbit.")
     ] = [],  # noqa: B006
 ) -> None:
-    """List the link profiles, or show one in full, every number resolved, as a file that reads back."""
+    """List the link profiles, or print one as a complete profile file with every default resolved."""
     if name is not None:
         shown = profiles.load_profile(name, change)
-        typer.echo(f"# {shown.name}\n{profiles.write_profile(shown)}", nl=False)
+        say(f"# {shown.name}\n{profiles.write_profile(shown)}".rstrip("\n"))
     elif change:
         raise UserError("--set changes one profile; name it: python -m testbed profiles NAME --set up.rate=40Mbit")
     else:
@@ -43,14 +42,14 @@ def list_profiles(
 
 
 def profile_table(listed: list[LinkProfile], width: int) -> Table:
-    """Make a table of one line per profile. A narrow terminal gets fewer columns, and the last one is cut."""
+    """Make a table with one line per profile. A narrow terminal gets fewer columns and a truncated last one."""
     columns = ["profile", "Mbit/s up", "down", "RTT ms"] + (["loss %", "varies", "TCP"] if width >= _WIDE else [])
     lines = [profile_line(profile) for profile in listed]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         widest = max(len(told[place]) for told in [columns, *lines])  # rich would otherwise cut all columns alike
         table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=True, min_width=widest)
-    table.add_column("what it is", no_wrap=True)
+    table.add_column("description", no_wrap=True)
     for told in lines:
         table.add_row(*map(Text, told[: len(columns)]), Text(told.summary, no_wrap=True, overflow="ellipsis"))
     return table

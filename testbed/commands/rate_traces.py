@@ -1,4 +1,4 @@
-"""Commands about rate traces, which are lists of delivery opportunities: make one, convert one, look at one."""
+"""The `rate-trace` commands. A rate trace is a list of delivery opportunities: generate, convert or show one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 from testbed import units
 from testbed.commands.console import say, writing
 from testbed.errors import SpecError
-from testbed.profiles import trace, trace_sources
+from testbed.profiles import rate_trace, trace_sources
 
 app = typer.Typer(
-    help="Rate traces, which a link's rate can follow (mahimahi's format): make one, convert one, look at one.",
+    help="Generate, convert and show rate traces, which a link's rate can follow (mahimahi's format).",
     no_args_is_help=True,
 )
 OutputFlag = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
@@ -22,17 +22,14 @@ OutputFlag = Annotated[Path, typer.Option("-o", "--output", help="File to write.
 @app.command()
 def generate(
     kind: Annotated[
-        str,
-        typer.Argument(
-            help="How the rate moves: " + "; ".join(f"{k}: {v.what}" for k, v in trace_sources.KINDS.items())
-        ),
+        str, typer.Argument(help="Rate model. " + "; ".join(f"{k}: {v.what}" for k, v in trace_sources.KINDS.items()))
     ],
-    seed: Annotated[int, typer.Option(help="Same seed, same trace, on every machine.")],
-    seconds: Annotated[int, typer.Option(help="Its length.")],
-    mean_rate: Annotated[str, typer.Option(help="What it carries on average, e.g. 12Mbit.")],
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same trace on every machine.")],
+    seconds: Annotated[int, typer.Option(help="Length of the trace.")],
+    mean_rate: Annotated[str, typer.Option(help="Average rate, e.g. 12Mbit.")],
     output: OutputFlag,
 ) -> None:
-    """Make a trace from a seed."""
+    """Generate a rate trace from a seed."""
     recipe = trace_sources.checked_recipe(
         "rate-trace generate", kind=kind, seed=seed, seconds=seconds, mean_rate=mean_rate
     )
@@ -42,7 +39,7 @@ def generate(
 @app.command("convert")
 def convert_csv(
     csv: Annotated[
-        Path, typer.Argument(help="A CSV file with a header; each row's rate holds until the next row's time.")
+        Path, typer.Argument(help="CSV file with a header; each row's rate holds until the next row's time.")
     ],
     time_column: Annotated[str, typer.Option(help="Name of the column of times.")],
     rate_column: Annotated[str, typer.Option(help="Name of the column of rates.")],
@@ -50,7 +47,7 @@ def convert_csv(
     rate_unit: Annotated[str, typer.Option(help=f"One of {', '.join(trace_sources.RATE_UNITS_BPS)}.")],
     output: OutputFlag,
 ) -> None:
-    """Make a trace from a CSV file of rates, in a time's and a rate's unit that you state."""
+    """Convert a CSV file of times and rates, in the units that you state, to a rate trace."""
     try:
         text = csv.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -63,21 +60,21 @@ def convert_csv(
 
 @app.command()
 def show(file: Annotated[Path, typer.Argument(help="A rate trace.")]) -> None:
-    """Say how long a trace is, what it carries, and its slowest and fastest second."""
-    _tell(file, trace.read_trace(file).times)
+    """Print a rate trace's length, average rate, and slowest and fastest second."""
+    _tell(file, rate_trace.read_trace(file).times)
 
 
 def _write(times: tuple[int, ...], output: Path) -> None:
     with writing("the trace", output):
-        output.write_text(trace.format_trace(times), encoding="ascii")
+        output.write_text(rate_trace.format_trace(times), encoding="ascii")
     _tell(output, times)
 
 
 def _tell(file: Path, times: tuple[int, ...]) -> None:
-    seconds = trace.bin_rates(times, 1000)
-    whole = seconds[: max(1, times[-1] // 1000)]  # the rest of a second says little
+    seconds = rate_trace.bin_rates(times, 1000)
+    whole = seconds[: max(1, times[-1] // 1000)]  # without the incomplete last second
     say(
-        f"{file}: {times[-1] / 1000:g} s, {len(times):,} packets of {trace.OPPORTUNITY_BYTES} bytes, "
-        f"{units.format_rate(trace.mean_rate_bps(times))} on average; "
+        f"{file}: {times[-1] / 1000:g} s, {len(times):,} packets of {rate_trace.OPPORTUNITY_BYTES} bytes, "
+        f"{units.format_rate(rate_trace.mean_rate_bps(times))} on average; "
         f"slowest second {units.format_rate(min(whole))}, fastest {units.format_rate(max(whole))}"
     )

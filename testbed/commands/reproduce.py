@@ -1,4 +1,4 @@
-"""The command that makes the numbers of experiments again: sweeps, programs, figures, and a verdict for each claim."""
+"""The `reproduce` command: reruns an experiment's sweeps, programs and figures, with a verdict for each claim."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,18 +34,18 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Experiments, or 'all'; --list names them.")
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Experiments to reproduce, or 'all'; see --list.")
     ] = None,
-    show: Annotated[bool, typer.Option("--list", help="List the experiments and what is known of each.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments: work left, time, claims.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The short forms, in a folder of their own: shows that all of it works.")
+        bool, typer.Option("--quick", help="Run the short forms, in a separate folder, to check that everything works.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Run programs again whose outcome is there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run finished programs again.")] = False,
     results: ResultsFlag = Path("results"),
 ) -> None:
     """Run an experiment's sweeps and programs, draw its figures, and print a verdict for each of its claims.
 
-    What is finished is kept, so the same command goes on after an interruption. CSVs and figures go to
+    Finished work is kept, so after an interruption the same command resumes. CSVs and figures go to
     results/NAME/drawn; nothing in the experiment's folder is touched.
     """
     from testbed.sweep.reproduction import load_reproduction, reproducible
@@ -65,7 +65,7 @@ def reproduce(
         else:
             _print_verdicts(experiment, quick=quick)
     if failed:
-        lost = f"a step of {', '.join(failed)}; the same command goes on with what is missing"
+        lost = f"a step of {', '.join(failed)}; the same command resumes there"
         say(f"testbed: failed: {lost}", on=err, style="red")
         raise typer.Exit(min(failed.values()))
     return None
@@ -73,13 +73,13 @@ def reproduce(
 
 # ------------------------------------------------------------------ steps
 def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
-    """Run the steps of an experiment; the exit status of the first that fails, or 0."""
+    """Run the steps of an experiment; return the exit status of the first that fails, or 0."""
     from testbed.report.claims import FILE
 
     for folder in (experiment.all_results, experiment.results, experiment.output):
         folder.mkdir(parents=True, exist_ok=True)
         paths.give_to_user(folder)
-    (experiment.output / FILE).unlink(missing_ok=True)  # verdicts are those of the results that are here now
+    (experiment.output / FILE).unlink(missing_ok=True)  # verdicts must belong to the current results
     for number, step in enumerate(experiment.steps):
         stamp = experiment.output / f".step-{number}"
         if step.keeps and not again and stamp.is_file() and stamp.read_text("utf8") == experiment.stamp(step):
@@ -88,7 +88,8 @@ def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
         command = step.command(experiment.all_results, quick=quick)
         say(f"$ {shlex.join(command)}")
         began = time.monotonic()
-        status = _run(command)
+        # A program may lie in the current folder, whose code root does not run for sudo.
+        status = _run(command, **paths.as_invoking_user() if step.program is not None else {})
         say(f"{step.words[0]}: {time.monotonic() - began:.0f} s, exit status {status}")
         if status:
             return status if status == 2 else 1
@@ -97,16 +98,16 @@ def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
     return 0
 
 
-def _run(command: Sequence[str]) -> int:
-    """Run a command to its end and return its exit status. A Ctrl-C reaches it too: it ends by itself, then this does.
+def _run(command: Sequence[str], **user: Any) -> int:
+    """Run a command to its end and return its exit status. Ctrl-C reaches the command too; this waits for its end.
 
-    It ends too when this program is killed.
+    The command is terminated if this program is killed.
     """
     interrupted = False
     path = os.pathsep.join([str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # this same testbed
     environment = {**os.environ, "PYTHONPATH": path}
     dies = partial(process.die_with_parent, os.getpid(), signal.SIGTERM)
-    with subprocess.Popen(command, env=environment, preexec_fn=dies) as running:
+    with subprocess.Popen(command, env=environment, preexec_fn=dies, **user) as running:
         while True:
             try:
                 status = running.wait()
@@ -139,7 +140,7 @@ def _print_verdicts(experiment: Reproduction, *, quick: bool) -> None:
     if not claims:
         say("no claim was judged from these results")
     elif quick:
-        say("this was the short form: it shows that everything works, and its verdicts mean nothing")
+        say("this was the short form: it checks that everything works; its verdicts mean nothing")
     say(f"figures and CSVs: {experiment.output}")
 
 
@@ -161,13 +162,14 @@ def _list(experiments: Sequence[Reproduction], *, quick: bool) -> None:
         takes = format_duration(seconds) if seconds else ""
         rows.add_row(experiment.name, ", ".join(left) or "nothing", takes, *counts)
     out.print(rows)
-    say("python -m testbed reproduce NAME makes its numbers again")
+    say("python -m testbed reproduce NAME reproduces one")
 
 
 def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -> tuple[str, float]:
-    """Return what is left of a step, in words, and how many seconds that is expected to take."""
+    """Describe the remaining work of a step; return it with its predicted seconds."""
     from testbed.commands import planned
-    from testbed.sweep import conduct, predict
+    from testbed.predict import cells
+    from testbed.sweep import conduct
     from testbed.sweep.plan import Choice, load_experiment
 
     takes_s = step.takes_s or 0.0
@@ -176,7 +178,7 @@ def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -
         return "", 0.0 if done else takes_s
     try:
         if step.predicts:
-            missing = predict.count_missing(predict.plan_cells(str(step.sweep), quick=quick), experiment.results)
+            missing = cells.count_missing(cells.plan_cells(str(step.sweep), quick=quick), experiment.results)
             return f"{missing} cells" if missing else "", takes_s
         loaded = load_experiment(str(step.sweep))
         agenda = conduct.make_agenda(loaded, "relay", Choice(quick), experiment.results, clock="virtual")

@@ -1,10 +1,11 @@
-"""Commands that plan, run and report cells."""
+"""The commands `plan`, `run`, `sweep` and `report`."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -28,18 +29,19 @@ from testbed.commands.console import (
     say,
     typed,
 )
-from testbed.errors import CapabilityError, StageError, TestbedError, UserError
+from testbed.errors import CapabilityError, ResultsError, SpecError, StageError, TestbedError, UserError
+from testbed.profiles import split_networks
 from testbed.records import Calibration
 from testbed.spec import Timing
 
 if TYPE_CHECKING:
     from testbed.sweep.conduct import Agenda
-    from testbed.sweep.means import Means
+    from testbed.sweep.environment import Means
     from testbed.sweep.plan import Choice, Experiment
 
 ExperimentArgument = Annotated[str, typer.Argument(help="Name of an experiment, or the path of its sweep.toml.")]
-QuickFlag = Annotated[bool, typer.Option("--quick", help="The experiment's short form.")]
-AgainFlag = Annotated[bool, typer.Option("--again", help="Run finished cells once more.")]
+QuickFlag = Annotated[bool, typer.Option("--quick", help="Use the experiment's short form.")]
+AgainFlag = Annotated[bool, typer.Option("--again", help="Run finished cells again.")]
 
 
 def plan(
@@ -55,14 +57,14 @@ def plan(
     repeats: RepeatsFlag = None,
     again: AgainFlag = False,
 ) -> None:
-    """Show the cells of an experiment, which are finished, and how long the others will take; starts nothing."""
+    """Show the cells of an experiment, which of them are finished, and how long the others will take. Runs nothing."""
     from testbed.commands import planned
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
     choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats)
     folder = results / loaded.name
-    stored.check_folder(folder)
+    stored.check_folder(folder, to_write=False)
     agenda, means = _agenda(loaded, choice, folder, engine, clock, again=again)
     say(loaded.question)
     planned.print_means(agenda, means)
@@ -70,7 +72,7 @@ def plan(
 
 
 def _with_timing(timing: str, overrides: list[str]) -> list[str]:
-    """Return the overrides with the flag --timing among them."""
+    """Return the overrides, preceded by the flag --timing if given."""
     if timing:
         one_of("timing", timing, get_args(Timing))
     return [*([f"timing={timing}"] if timing else []), *overrides]
@@ -79,11 +81,11 @@ def _with_timing(timing: str, overrides: list[str]) -> list[str]:
 def _agenda(
     experiment: Experiment, choice: Choice, folder: Path, engine: str, clock: str, *, again: bool
 ) -> tuple[Agenda, Means]:
-    """Work out what is to be done and with what. An engine is looked for only where a cell needs one: on the virtual
-    clock no privilege is needed.
+    """Return the agenda, and the clock and engine to run it with. Looks for an engine only if a cell needs one: the
+    virtual clock needs no privilege.
     """
     from testbed.sweep import conduct
-    from testbed.sweep.means import Means
+    from testbed.sweep.environment import Means
 
     taken, clock_reason = choose_clock(clock or experiment.clock)
     means = Means("netem", "the virtual clock's", taken, clock_reason)
@@ -103,32 +105,30 @@ def _with_engine(means: Means, engine: str) -> Means:
 
 
 def _check_clock(agenda: Agenda, clock: str) -> None:
-    """Raise UserError where `--clock virtual` was asked for and a live cell would run on the real clock."""
+    """Raise UserError if `--clock virtual` was requested and a live cell would run on the real clock."""
     for cell in agenda.cells if clock == "virtual" else ():
         if cell.clock == "real":
             raise UserError(
-                f"--clock virtual was asked for, and cell {cell.id} is live and would run on the real clock: on the "
-                "virtual one computing and coding take no time; give its actions durations with compute.mode = "
-                "'paced' and state codec_cost = 'zero', or leave --clock out"
+                f"--clock virtual was requested, but live cell {cell.id} would run on the real clock: on the virtual "
+                "clock its compute and codecs would take no time; state its durations with compute.mode = 'paced' and "
+                "codec_cost = 'zero', or omit --clock"
             )
 
 
 def run(
     codec: Annotated[
-        str, typer.Option(help="A codec's text: int8, 'ef(topk(0.1))', 'fwd=bf16, bwd=int8'; see codecs show.")
+        str, typer.Option(help="Codec, e.g. int8, 'ef(topk(0.1))' or 'fwd=bf16, bwd=int8'; see `codecs`.")
     ] = "fp32",
     profile: Annotated[
-        str, typer.Option(help="A profile's name, or the path of a profile file; 'cable+lte+cable': one per link.")
+        str, typer.Option(help="Profile of all links, a name or a file; or one per link: 'cable+lte+cable'.")
     ] = "consumer-80mbps",
     topology: Annotated[str | None, typer.Option(help="star: one link per stage; line: one link per boundary.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Pieces that the model is cut into.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Number of stages the model is cut into.")] = None,
     schedule: Annotated[str | None, typer.Option(help="gpipe or 1f1b.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     model: Annotated[str | None, typer.Option(help="A named size, or the id or path of a cached checkpoint.")] = None,
-    text: Annotated[str | None, typer.Option(help="'bundled', or the path of a text file.")] = None,
-    experiment: Annotated[
-        str, typer.Option("--like", help="Experiment that all other fields are taken from.")
-    ] = "default",
+    text: Annotated[str | None, typer.Option(help="Training text: 'bundled', or the path of a file.")] = None,
+    experiment: Annotated[str, typer.Option("--like", help="Experiment that supplies all other fields.")] = "default",
     engine: EngineFlag = "",
     clock: ClockFlag = "",
     timing: TimingFlag = "",
@@ -136,7 +136,7 @@ def run(
     results: ResultsFlag = Path("results"),
     overrides: SetFlag = [],  # noqa: B006
 ) -> None:
-    """Run one cell, again if it is finished already; its results go to results/run/."""
+    """Run one cell, even if it is already finished. Its results go to results/run/."""
     from testbed.sweep import plan as planning
 
     flags = {
@@ -150,7 +150,8 @@ def run(
     said = ((name, json.dumps(value, ensure_ascii=False)) for name, value in flags.items() if value is not None)
     chosen_flags = [f"{name}={value}" for name, value in said]
     loaded = planning.load_experiment(experiment)
-    axes = {"codec": [codec], "profile": [profile.split("+") if "+" in profile else profile]}
+    networks = split_networks(profile)
+    axes = {"codec": [codec], "profile": [networks if len(networks) > 1 else profile]}
     alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
     if quick:
         alone["quick"] = {"cell": loaded.quick.get("cell", {})}
@@ -168,15 +169,15 @@ def sweep(
     results: ResultsFlag = Path("results"),
     again: AgainFlag = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="Take durations from this calibration.json, perhaps of another machine.")
+        Path | None, typer.Option(help="Take durations from this calibration.json, e.g. of another machine.")
     ] = None,
-    recalibrate: Annotated[bool, typer.Option("--recalibrate", help="Measure durations anew.")] = False,
+    recalibrate: Annotated[bool, typer.Option("--recalibrate", help="Measure all durations again.")] = False,
     live_checks: Annotated[
         int | None,
-        typer.Option(min=0, help="Played cells that are run live too; the experiment's number if not given."),
+        typer.Option(min=0, help="Number of played cells to check with a live run; default: the experiment's."),
     ] = None,
     page: Annotated[
-        bool, typer.Option("--report/--no-report", help="Whether to write the report; 'report FOLDER' does it later.")
+        bool, typer.Option("--report/--no-report", help="Whether to write the report; `report FOLDER` writes it later.")
     ] = True,
     overrides: SetFlag = [],  # noqa: B006
     only: OnlyFlag = [],  # noqa: B006
@@ -184,10 +185,10 @@ def sweep(
     repeats: RepeatsFlag = None,
     cell: Annotated[
         list[str],
-        typer.Option("--cell", metavar="ID", help="Only this cell of the sweep, whose record stays as it is."),
+        typer.Option("--cell", metavar="ID", help="Run only this cell, and leave the record of the sweep unchanged."),
     ] = [],  # noqa: B006
 ) -> None:
-    """Run every cell of an experiment that is not finished yet, then print the table and write the report."""
+    """Run the unfinished cells of an experiment, then print the table and write the report."""
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
@@ -196,8 +197,11 @@ def sweep(
     if live_checks is not None:
         loaded = loaded.model_copy(update={"live_checks": live_checks})
     if calibration is not None and not calibration.is_file():
-        raise UserError(f"there is no file {calibration}; a sweep keeps its durations in results/NAME/calibration.json")
-    given = None if calibration is None else stored.read_json(calibration, Calibration)
+        raise UserError(f"there is no file {calibration}; sweeps write theirs to results/NAME/calibration.json")
+    try:
+        given = None if calibration is None else stored.read_json(calibration, Calibration)
+    except ResultsError as error:
+        raise SpecError(str(error)) from None
     durations = {"calibration": given, "recalibrate": recalibrate}
     _sweep(loaded, loaded.name, engine, clock, choice, results, again=again, report=page, durations=durations)
 
@@ -215,29 +219,41 @@ def _sweep(
     durations: dict[str, Any] | None = None,
 ) -> None:
     from testbed.commands import planned
-    from testbed.report import collect, tables
-    from testbed.report.conclusions import conclusions
-    from testbed.sweep import conduct
+    from testbed.sweep.environment import hold_folder
 
     folder = results / folder_name
     stored.check_folder(folder)
-    # What was tuned stands when one cell is made again.
+    # Running one cell again does not repeat the tuning.
     agenda, means = _agenda(experiment, choice, folder, engine, clock, again=again and not choice.cells)
     means = means._replace(**durations or {})
     stored.make_folder(folder)
     planned.print_means(agenda, means)
+    with hold_folder(folder):  # until the report is written, because it reads the files of a sweep, mainly sweep.json
+        _sweep_into(folder, agenda, means, choice, engine, again=again, report=report)
+
+
+def _sweep_into(
+    folder: Path, agenda: Agenda, means: Means, choice: Choice, engine: str, *, again: bool, report: bool
+) -> None:
+    """Make the missing runs of an agenda, and show the results. The caller holds the folder's lock."""
+    from testbed.commands import planned
+    from testbed.report import collect, live_checked, tables
+    from testbed.report.conclusions import conclusions
+    from testbed.sweep import conduct
+
     if agenda.to_tune:
         agenda = conduct.tune_first(agenda, folder, means, planned.progress_into(folder), again=again)
     if agenda.tuning:
         planned.print_tuning(agenda.tuning)
     runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
-        say(f"{finished} of {len(agenda.cells)} cells are finished already")
+        say(f"{finished} of {len(agenda.cells)} cells are already finished")
     if not (choice.cells and (folder / "sweep.json").exists()):
         stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, typed(*sys.argv[1:])))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
     made = collect.latest(folder, [cell.id for cell in agenda.cells])
     out.print(tables.terminal_table(made))
+    _say_left_out(folder, [cell.id for cell in agenda.cells])
     for group in collect.groups(collect.read_runs(made)):
         for sentence in conclusions(group)[:1]:
             say(sentence)
@@ -245,24 +261,28 @@ def _sweep(
     if report:
         from testbed.report.index import write_index
 
-        _report(folder, folder / "report.html", results / "index.html")
-        say(f"all results: {write_index(results)}")
+        _report(folder, folder / "report.html", folder.parent / "index.html")
+        say(f"all results: {write_index(folder.parent)}")
     if failures:
-        lost = f"{len(failures)} of {len(runs)} runs; the same command tries them again"
+        lost = f"{len(failures)} of {len(runs)} runs; the same command retries them"
         say(f"testbed: failed: {lost}", on=err, style="red")
         raise typer.Exit(min(error.exit_status for error in failures))
     if agenda.tuning and not all(arm.left for arm in agenda.tuning.arms):
         lost = ", ".join(str(value) for arm in agenda.tuning.arms if not arm.left for value in arm.arm.values())
-        why = f"no value of {agenda.tuning.field} that was tried led to a finite loss; state smaller ones"
+        why = f"every value of {agenda.tuning.field} led to an infinite loss; add smaller values"
         say(f"testbed: not run: {lost}; {why}", on=err, style="red")
+        raise typer.Exit(StageError.exit_status)
+    if not choice.cells and (different := live_checked.different_losses(folder, stored.last_sweep(folder))):
+        why = "the network changed the maths, or a codec is not the same codec at both times"
+        say(f"testbed: different losses live and played: {', '.join(different)}; {why}", on=err, style="red")
         raise typer.Exit(StageError.exit_status)
 
 
 def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list[TestbedError]:
-    """Run a few of the played cells live too, where this machine allows it; returns why some failed."""
+    """Run a few of the played cells live as a check, if this machine can; return the errors of those that failed."""
     from testbed.commands import planned
     from testbed.metrics.live_checks import checks
-    from testbed.report.live import live_sentences
+    from testbed.report.live_checked import live_sentences
     from testbed.sweep import conduct
 
     asked, record = agenda.experiment.live_checks, stored.last_sweep(folder)
@@ -290,20 +310,18 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="An experiment's result folder; or a folder of several, for an index of them.")
+        Path, typer.Argument(help="An experiment's result folder; or their parent folder, for an index.")
     ] = Path("results"),
-    output: Annotated[
-        Path | None, typer.Option(help="The page to write; report.html in the folder if not given.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Page to write; default: report.html in the folder.")] = None,
     gantt: Annotated[
         str | None,
-        typer.Option(metavar="CELL", help="Instead, draw one step of this cell's run, stage by stage, into figures/."),
+        typer.Option(metavar="CELL", help="Draw one step of this cell by stage into figures/, instead of the report."),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Instead, write a page that compares it with another's runs.")
+        Path | None, typer.Option(metavar="FOLDER", help="Compare with the runs in this folder, instead of the report.")
     ] = None,
 ) -> None:
-    """Draw the report of an experiment's last sweep again from its result files; starts nothing."""
+    """Write the report of an experiment's last sweep from its result files. Runs nothing."""
     from testbed.report import collect, index, tables
 
     for named in (folder, *([] if against is None else [against])):
@@ -320,9 +338,18 @@ def report(
     elif index.sweeps(folder):
         say(f"index: {index.write_index(folder)}")
     else:
-        out.print(tables.terminal_table(collect.latest(folder, stored.last_sweep(folder).cells)))
+        cells = stored.last_sweep(folder).cells
+        _say_left_out(folder, cells)
+        out.print(tables.terminal_table(collect.latest(folder, cells)))
         known = folder.resolve().parent / "index.html"
         _report(folder, output or folder / "report.html", known if known.exists() else None)
+
+
+def _say_left_out(folder: Path, cells: Sequence[str]) -> None:
+    from testbed.report import collect
+
+    for sentence in collect.left_out(folder, cells):
+        say(f"testbed: {sentence}", on=err, style="red")
 
 
 def _report(folder: Path, page: Path, index: Path | None) -> None:

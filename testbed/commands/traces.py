@@ -1,4 +1,4 @@
-"""Commands about traces, the record of what a job does: print one, draw one, exchange one."""
+"""The `trace` commands. A trace records what a job's nodes do: print, draw, export, import or join traces."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import typer
 from testbed import paths, units
 from testbed.commands.console import print_table, say, writing
 from testbed.errors import SpecError, UserError
-from testbed.play import totals
-from testbed.play.check import load_trace
-from testbed.play.played import Played, PlayedLane, read_played
-from testbed.play.split import repeated
-from testbed.play.steady import extended
-from testbed.play.trace import KINDS, RECEIVE, SEND, WAIT, WORK, Operation, Trace
-from testbed.play.unlinked import play_unlinked, step_ends
+from testbed.player.split import repeated
+from testbed.player.steady import extended
+from testbed.trace import totals
+from testbed.trace.check import load_trace
+from testbed.trace.format import KINDS, RECEIVE, SEND, WAIT, WORK, Operation, Trace
+from testbed.trace.played import Played, PlayedLane, read_played
+from testbed.trace.simulate import simulate, step_ends
 
 app = typer.Typer(
-    help="Traces: what a job's nodes work on, send and wait for. Print one, draw one, exchange one (docs/traces.md).",
+    help="Show, draw, export, import and join traces of jobs: work, sends and waits of every node (docs/traces.md).",
     no_args_is_help=True,
 )
+_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Recordings of an observed job or of torch.profiler.")]
 _TraceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
 _MOST_ROWS = 16
-"""How many lanes and pairs of nodes are printed."""
+"""Maximum number of lanes, and of node pairs, printed."""
 _MOST_OPERATIONS = 300_000
-"""How many operations are done for the time of a step; more would take seconds."""
+"""Maximum number of operations simulated for the step time; more would take seconds."""
 _SUFFIXES = ("png", "svg", "pdf")
 
 
@@ -36,7 +37,7 @@ def show(
     file: _TraceArgument,
     step: Annotated[int | None, typer.Option(help="Print the operations of this step, one per line.")] = None,
 ) -> None:
-    """Print what a trace holds: its lanes, and what a step of it works on and sends."""
+    """Print a trace's lanes, and the work and traffic of a step."""
     trace = load_trace(file)
     if step is not None:
         _check_step(trace, step, str(file))
@@ -52,26 +53,26 @@ def show(
         _print_lanes(trace)
         _print_work(trace)
         _print_pairs(trace)
-        _print_unlinked(trace)
+        _print_simulated(trace)
     return None
 
 
 @app.command()
 def draw(
     file: _TraceArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help=f"Picture to write: {', '.join(_SUFFIXES)}.")],
-    step: Annotated[int, typer.Option(help="The first step that is drawn.")] = 0,
-    steps: Annotated[int, typer.Option(help="How many steps are drawn.", min=1)] = 1,
+    output: Annotated[Path, typer.Option("-o", "--output", help=f"Picture to write, as {', '.join(_SUFFIXES)}.")],
+    step: Annotated[int, typer.Option(help="First step to draw.")] = 0,
+    steps: Annotated[int, typer.Option(help="Number of steps to draw.", min=1)] = 1,
     played: Annotated[
-        Path | None, typer.Option(help="When everything happened: what `testbed play -o` has kept of this trace.")
+        Path | None, typer.Option(help="Played times of this trace, as written by `testbed play -o`.")
     ] = None,
 ) -> None:
-    """Draw a trace as a Gantt chart: as it was played, or as it would be if messages took no time."""
+    """Draw a trace as a Gantt chart, with its played times or as if messages took no time."""
     from testbed.report import style
     from testbed.report.trace_chart import trace_chart
 
     if output.suffix[1:] not in _SUFFIXES:
-        raise UserError(f"cannot draw to {output}: the name of a picture ends in .{', .'.join(_SUFFIXES)}")
+        raise UserError(f"cannot draw to {output}: the file name must end in .{', .'.join(_SUFFIXES)}")
     trace, how, when = load_trace(file), "if messages take no time", None
     if played is not None:
         when = read_played(played)
@@ -79,7 +80,7 @@ def draw(
         how = f"over {_links(when)}, on the {when.clock} clock"
     _check_step(trace, step, str(file))
     last = min(step + steps, trace.steps)
-    lanes = play_unlinked(trace, last) if when is None else _as_played(trace, when, last, str(played))
+    lanes = simulate(trace, last) if when is None else _as_played(trace, when, last, str(played))
     with writing("the picture", output), style.applied():
         drawing = trace_chart(trace, lanes, step, last, how, str(played or file))
         drawing.figure.savefig(output)
@@ -89,10 +90,10 @@ def draw(
 @app.command("export")
 def export_chakra(
     file: _TraceArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="NAME.et; NAME.0.et, NAME.1.et ... are written.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="NAME.et writes NAME.0.et, NAME.1.et, ...")],
 ) -> None:
-    """Write a trace as Chakra execution traces, which ASTRA-sim reads: one file per node."""
-    from testbed.play.chakra import save_chakra
+    """Write a trace as Chakra execution traces for ASTRA-sim, one file per node."""
+    from testbed.trace.chakra import save_chakra
 
     trace = load_trace(file)
     with writing("the Chakra trace", output):
@@ -104,27 +105,58 @@ def export_chakra(
 
 @app.command("import")
 def import_chakra(
-    file: Annotated[Path, typer.Argument(metavar="NAME.et", help="A Chakra trace: NAME.0.et, NAME.1.et ...")],
+    file: Annotated[Path, typer.Argument(metavar="NAME.et", help="Stands for NAME.0.et, NAME.1.et, ...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
-    flops: Annotated[str | None, typer.Option(help="What an NPU does, e.g. 10TFLOPS, where no durations are.")] = None,
+    flops: Annotated[str | None, typer.Option(help="NPU speed, e.g. 10TFLOPS, if durations are missing.")] = None,
 ) -> None:
-    """Make a trace of Chakra execution traces: COMP, COMM_SEND and COMM_RECV nodes, and collectives as rings."""
-    from testbed.play.chakra import load_chakra
+    """Convert Chakra execution traces to a trace: compute, sends, receives, and collectives as messages."""
+    from testbed.trace.chakra import load_chakra
 
     _write(load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None), output)
 
 
 @app.command("join")
 def join_ranks(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="NAME.RANK.rank...", help="What recorders wrote, of all ranks.")
-    ],
+    folder: _Folder,
     output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
 ) -> None:
-    """Make a trace of what `testbed.play.recorder` has recorded of a PyTorch job."""
-    from testbed.play.join import join
+    """Convert the recording or profiles of a PyTorch job to a trace, with the messages that gloo sends."""
+    from testbed.trace.join_ranks import join
+    from testbed.trace.observations import read_observations
 
-    _write(join(files), output)
+    _write(join(read_observations(folder)), output)
+
+
+@app.command()
+def observed(
+    folder: _Folder,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the timeline to this file, for Perfetto.")
+    ] = None,
+) -> None:
+    """Print the operations of an observed or profiled PyTorch job with their costs; write a timeline for Perfetto."""
+    from testbed.trace.observations import read_observations, timeline, totals
+
+    job = read_observations(folder)
+    rows = [
+        (
+            total.what + " (coded)" * (total.level > 0),
+            f"{total.operations:,}",
+            units.format_size(total.payload_bytes),
+            "?" if total.wire_bytes is None else units.format_size(total.wire_bytes),
+            units.format_time(total.time_ns),
+            units.format_time(total.waited_ns),
+        )
+        for total in totals(job)
+    ]
+    headings = ("operation", "count", "tensor bytes", "wire bytes", "total time", "waiting time")
+    say(f"{folder}: {len(job)} ranks, {len(job[0].steps)} steps")
+    print_table(headings, rows, right=headings[1:])
+    if output is not None:
+        from testbed.export.perfetto import write_observed
+
+        with writing("the timeline", output):
+            write_observed(timeline(job), output)
 
 
 def _write(trace: Trace, output: Path) -> None:
@@ -134,11 +166,11 @@ def _write(trace: Trace, output: Path) -> None:
 
 
 def _as_played(trace: Trace, played: Played, steps: int, where: str) -> tuple[PlayedLane, ...]:
-    """Return when the first steps happened. SpecError where it was another trace, or fewer steps."""
+    """Return the played times of the first steps. SpecError if they belong to another trace or to fewer steps."""
     if [len(lane.begin_ns) for lane in played.lanes] != [lane.starts[played.steps] for lane in trace.lanes]:
-        raise SpecError(f"{where} is not about this trace: it has other lanes, or other operations in them")
+        raise SpecError(f"{where} was played from another trace: its lanes or their operations differ")
     if steps > played.steps and played.steady is None:
-        raise SpecError(f"{where} has {played.steps} steps, and step {steps - 1} is to be drawn, counted from 0")
+        raise SpecError(f"cannot draw step {steps - 1}: {where} has {played.steps} steps, counted from 0")
     return extended(played, trace, steps).lanes
 
 
@@ -178,16 +210,16 @@ def _print_pairs(trace: Trace) -> None:
 
 
 def _print_some(headings: Sequence[str], rows: Sequence[Sequence[str]], what: str) -> None:
-    """Print the first rows, whose third column is a number, and how many there are besides."""
+    """Print the first rows, whose third column is a number, and the count of the others."""
     print_table(headings, rows[:_MOST_ROWS], right=headings[2:3])
     if len(rows) > _MOST_ROWS:
         say(f"... and {len(rows) - _MOST_ROWS} more {what}")
 
 
-def _print_unlinked(trace: Trace) -> None:
+def _print_simulated(trace: Trace) -> None:
     operations = sum(map(len, trace.lanes))
     steps = max(1, min(trace.steps, _MOST_OPERATIONS * trace.steps // max(operations, 1)))
-    last = step_ends(trace, play_unlinked(trace, steps), steps)[-1]
+    last = step_ends(trace, simulate(trace, steps), steps)[-1]
     say(f"a step takes {units.format_time(last / steps)} if messages take no time (mean of the first {steps})")
 
 
@@ -201,12 +233,12 @@ def _print_step(trace: Trace, step: int) -> None:
 
 
 def _words(trace: Trace, operation: Operation) -> str:
-    """Say what an operation does to whom."""
+    """Describe an operation: its duration, or its message and peer."""
     if operation.kind == WORK:
         return units.format_time(operation.value)
     if operation.kind == SEND:
         return f"message {operation.tag} to {trace.nodes[operation.peer]}, {units.format_size(operation.value)}"
     if operation.kind == RECEIVE:
-        waking = f", and up to {units.format_time(operation.value)} to wake up" if operation.value else ""
+        waking = f", plus up to {units.format_time(operation.value)} to wake up" if operation.value else ""
         return f"message {operation.tag} from {trace.nodes[operation.peer]}{waking}"
     return f"event {operation.tag}" + (f" until it is {operation.value}" if operation.kind == WAIT else "")

@@ -1,13 +1,14 @@
-"""Emulated devices: how long would each stage's actions take on one? Imports no torch, except in worker.py.
+"""Emulated devices: how long would each stage's actions take on a given device? Imports no torch, except in
+record_worker.py.
 
 device          the record of a device, and device files (*.toml beside this module)
-flops           what a stage of a model needs
-durations       how long the stages of a model take on a device
-codec_cost      how long a codec would take on a device
+flops           FLOPs of a stage of a model
+durations       durations of a model's stages on a device
+codec_cost      duration of a codec on a device
 compute         `[cell.compute]` of an experiment file
-record          measure this machine for a device file
-worker          the program that record starts to do so
-this_machine    what this machine reaches, and how busy a paced cell would keep it
+record          measures this machine for a device file
+record_worker   the measuring program that record starts
+this_machine    this machine's speed, and its load from a paced cell
 devices_page    the README of the shipped devices
 """
 

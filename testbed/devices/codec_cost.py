@@ -1,9 +1,9 @@
-"""How long a codec would take on a device: bytes moved / memory bandwidth + operations / rate.
+"""Duration of a codec on a device: bytes moved / memory bandwidth + operations / rate.
 
-What is moved and done is the catalogue's own count (`codecs.catalogue.counting`, with the rules of counting). The rate
-is what training reaches in fp32: codecs compute in fp32, whatever the layers do. Nothing overlaps, so this is high by
-at most a factor of 2 for kernels that hide one behind the other; launching kernels, some 5 us each on a GPU, and the
-copy between device and host are not in it.
+The catalogue counts bytes and operations (`codecs.catalogue.counting` has the rules). The rate is the one that training
+reaches in fp32, because codecs compute in fp32, whatever the precision of the layers. No overlap is assumed, which
+overestimates kernels that overlap both by at most a factor of 2; kernel launches, some 5 us each on a GPU, and copies
+between device and host are not included.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from testbed.message_key import Direction
 
 
 class DeviceRates(NamedTuple):
-    """What of a device decides the cost of codecs."""
+    """The rates of a device that determine the cost of codecs."""
 
     bandwidth_bytes_per_s: float
     operations_per_s: float
 
 
 def rates_of(device: ComputeDevice) -> DeviceRates:
-    """Return the rates of a device. SpecError where its speed in fp32 is unknown."""
+    """Return the rates of a device. SpecError if its speed in fp32 is unknown."""
     if device.fp32 is None:
         raise SpecError(
-            f"cannot say what codecs cost on device {device.name}: it has no speed in fp32, in which they compute; "
-            "state [fp32] in its file, or set codec_cost = 'host' or 'zero'"
+            f"cannot compute the cost of codecs on device {device.name}, which has no speed in fp32; add [fp32] to "
+            "its file, or set codec_cost = 'host' or 'zero'"
         )
     return DeviceRates(device.bandwidth_bytes_per_s, device.fp32.effective_flops)
 
@@ -38,10 +38,10 @@ def rates_of(device: ComputeDevice) -> DeviceRates:
 def device_codec_ns(
     codec: CodecSpec | str, direction: Direction, shape: tuple[int, ...], rates: DeviceRates
 ) -> tuple[int, int]:
-    """Return how long encoding and decoding one message of this shape take, in nanoseconds.
+    """Return the durations of encoding and decoding one message of this shape, in nanoseconds.
 
-    `codec` is one codec, not a placement. SpecError, which says to use host or zero, for a codec whose work nobody
-    can count; a tensor without values takes no time.
+    `codec` is one codec, not a placement. SpecError, with the advice to use host or zero, for a codec without counts;
+    an empty tensor takes no time.
     """
     if not math.prod(shape):
         return 0, 0

@@ -1,18 +1,19 @@
 """Read `[cell.compute]` of an experiment file.
 
-  compute.mode = "calibrated"                    as long as this machine takes for each action, timed alone
-  compute.mode = "measured"                      as fast as this machine is while the run lasts: live runs only
-  compute.mode = "paced"                         held to a device's durations, with either
-  compute.forward = "40ms"                       of one micro-batch; or a list, one per stage
-  compute.backward = "80ms"                      likewise, recomputation included
+  compute.mode = "calibrated"                    this machine's durations, each action timed alone
+  compute.mode = "measured"                      this machine's speed during the run; live runs only
+  compute.mode = "paced"                         paced to a device's durations, with either
+  compute.forward = "40ms"                       per micro-batch; or a list, one per stage
+  compute.backward = "80ms"                      likewise, including recomputation
 or
   compute.device = "t4"                          a name from `testbed devices`, or the path of a file
 and
-  compute.update = "2ms"                         from the last gradient to the step's end; else the device's, or none
-  compute.dilation = 4                           everything takes 4 times as long in the lab; else 1
-or, for a job of a table `job`,
+  compute.update = "2ms"                         from the last gradient to the step's end; default: the device's, or 0
+  compute.dilation = 4                           time in the lab runs 4 times slower; default 1
+or, for a job from a `job` table,
   compute.mode = "stated"
-  compute.work = { token = "8ms" }               of each kind of work that its program names
+  compute.work = { token = "8ms" }               per kind of work of its program
+and, with any mode but measured, durations that vary (`spec.Varied`): `spread`, `stragglers`, `slow`, `seed`
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from testbed import units
 from testbed.devices.device import load_device
 from testbed.devices.durations import durations
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, Stated, Workload
+from testbed.frozen import explain
+from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, Stated, Varied, Workload
 
 _STATED = ("forward", "backward")
-_KEYS = ("mode", "device", *_STATED, "update", "dilation")
+_KEYS = ("mode", "device", *_STATED, "update", "dilation", *Varied.model_fields)
 _MOST_DILATED = 1000
 _OWN_PACE = ("measured", "calibrated")
 
@@ -40,11 +44,12 @@ def compute_of(
     *,
     workers: int | None = None,
 ) -> Measured | Calibrated | Paced:
-    """Return the compute that a table asks for; the text "measured" or "calibrated" stands for a table with that mode.
+    """Return the compute that a table describes; the text "measured" or "calibrated" is short for a table with that
+    mode.
 
-    `workers`: how many of them work, each with the whole model; None: as many stages as the pipeline has.
+    `workers`: number of workers, each with the whole model; None: the pipeline's stages.
 
-    SpecError, which starts with `where`, names the key and what is wrong with it.
+    SpecError that starts with `where` and names the key and the fault.
     """
     try:
         return _compute_of({"mode": asked} if asked in _OWN_PACE else asked, workload, pipeline, workers)
@@ -54,19 +59,21 @@ def compute_of(
 
 def compute_of_job(asked: Mapping[str, Any] | str, where: str) -> Measured | Calibrated | Stated:
     """Return the compute of a job of another kind: "calibrated", "measured", or `mode = "stated"` with `work`, a
-    duration for each kind of work of its program. SpecError as from `compute_of`.
+    duration for each kind of work of its program. Raises SpecError like `compute_of`.
     """
     table: object = {"mode": asked} if isinstance(asked, str) else asked
     try:
         match table:
-            case {"mode": "calibrated" | "measured" as mode, **more} if not more:
-                return Measured() if mode == "measured" else Calibrated()
-            case {"mode": "stated", "work": dict(work), **more} if not more.keys() - {"dilation"}:
+            case {"mode": "measured", **more} if not more:
+                return Measured()
+            case {"mode": "calibrated", **more} if not more.keys() - Varied.model_fields.keys():
+                return Calibrated(**_varied(more))
+            case {"mode": "stated", "work": dict(work), **more} if not more.keys() - {"dilation", *Varied.model_fields}:
                 work_ns = {str(what): _time(f"work.{what}", duration, least=0) for what, duration in work.items()}
-                return Stated(work_ns=work_ns, source="stated", dilation=_dilation(more))
+                return Stated(work_ns=work_ns, source="stated", dilation=_dilation(more), **_varied(more))
         raise SpecError(
-            "for this kind of job it is 'calibrated', 'measured', or a table with mode = 'stated' and work, for "
-            f"example {{ forward = '20ms' }}; found {asked!r}"
+            "for this kind of job it must be 'calibrated', 'measured', or a table with mode = 'stated' and work, such "
+            f"as {{ forward = '20ms' }}; found {asked!r}"
         )
     except SpecError as error:
         raise SpecError(f"{where}: compute: {error}") from None
@@ -89,20 +96,21 @@ def _compute_of(
             raise UnknownNameError("key of compute", key, _KEYS)
     mode = asked.get("mode")
     if mode in _OWN_PACE:
-        if more := [key for key in asked if key != "mode"]:
-            raise SpecError(f"mode is {mode!r}, which takes no {', '.join(more)}; leave them out, or use mode 'paced'")
-        return Measured() if mode == "measured" else Calibrated()
+        accepted = ("mode", *(Varied.model_fields if mode == "calibrated" else ()))
+        if more := [key for key in asked if key not in accepted]:
+            raise SpecError(f"mode {mode!r} does not accept {', '.join(more)}; remove them, or use mode 'paced'")
+        return Measured() if mode == "measured" else Calibrated(**_varied(asked))
     if mode != "paced":
         raise SpecError(f"mode must be 'calibrated', 'measured' or 'paced', found {mode!r}")
     stated = [key for key in _STATED if key in asked]
     if ("device" in asked) == bool(stated):
         both = "both" if stated else "neither"
-        raise SpecError(f"mode 'paced' takes either forward and backward, or a device; found {both}")
+        raise SpecError(f"mode 'paced' needs either forward and backward, or a device; found {both}")
     dilation = _dilation(asked)
     update_ns = _time("update", asked["update"], least=0) if "update" in asked else None
     if stated:
         if len(stated) < len(_STATED):
-            raise SpecError(f"{stated[0]} is stated without {(set(_STATED) - set(stated)).pop()}; state both")
+            raise SpecError(f"{stated[0]} is set without {(set(_STATED) - set(stated)).pop()}; set both")
         forward_ns, backward_ns = (_times(key, asked[key], pipeline.stages, workers) for key in _STATED)
         source, own_update_ns = "stated", 0
     else:
@@ -110,7 +118,7 @@ def _compute_of(
         if not isinstance(name, str):
             raise SpecError(f"device must be a name or the path of a file, found {name!r}")
         forward_ns, backward_ns, updates_ns, source = durations(load_device(name), workload, pipeline)
-        own_update_ns = max(updates_ns)  # a step ends at the slowest stage
+        own_update_ns = max(updates_ns)  # a step ends with the slowest stage
         if update_ns is not None:
             source += "; update stated"
     return Paced(
@@ -119,16 +127,24 @@ def _compute_of(
         update_ns=own_update_ns if update_ns is None else update_ns,
         source=source,
         dilation=dilation,
+        **_varied(asked),
     )
+
+
+def _varied(asked: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the fields that say how durations vary."""
+    stated = {key: asked[key] for key in Varied.model_fields if key in asked}
+    try:
+        return dict(Varied.model_validate(stated, strict=True))
+    except ValidationError as error:
+        raise explain(error, Varied, "durations vary") from None
 
 
 def _times(key: str, asked: object, stages: int, workers: int | None) -> tuple[int, ...]:
     listed = asked if isinstance(asked, list | tuple) else [asked]
     count, who = (stages, "stage") if workers is None else (workers, "worker")
     if len(listed) not in (1, count):
-        raise SpecError(
-            f"{key} has {len(listed)} durations for {count} {who}s; state one for all of them, or one per {who}"
-        )
+        raise SpecError(f"{key} has {len(listed)} durations for {count} {who}s; set one for all, or one per {who}")
     return tuple(_time(key, duration, least=1) for duration in listed)
 
 
@@ -138,5 +154,5 @@ def _time(key: str, asked: object, *, least: int) -> int:
     except SpecError as error:
         raise SpecError(f"{key}: {error}") from None
     if duration_ns < least:
-        raise SpecError(f"{key} is {asked}; an action takes at least 1ns")
+        raise SpecError(f"{key} is {asked}; it must be at least 1ns")
     return duration_ns

@@ -1,7 +1,6 @@
-"""What a device's data sheet promises, how much of that training reaches, what was measured on it; and the file that
-says so.
+"""A device: its data sheet, the utilisation that training reaches, measurements on it; and its file.
 
-`./devices/*.toml` come before the shipped files, which lie beside this module.
+`./devices/*.toml` take precedence over the shipped files, which are next to this module.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Precision = Literal["fp32", "bf16"]
 
 
 class MatrixSpeed(Frozen):
-    """The speed of dense matrix products in one precision, with sums in fp32."""
+    """The speed of dense matrix products in one precision, accumulated in fp32."""
 
     peak_flops: int = Field(ge=1)
     """Floating point operations per second."""
     format: Literal["fp32", "bf16", "fp16"]
-    """The format of the factors: fp16 stands in on a device that lacks bf16."""
+    """The format of the factors: fp16 replaces bf16 on devices without it."""
     derived: str | None = None
-    """How the peak follows from what the source states; None: the source states the peak."""
+    """Derivation of the peak from the source's figures; None: the source states the peak."""
     utilisation: float = Field(gt=0, le=1)
     """Share of the peak that training reaches, in FLOPs that the model needs (`devices.flops`): model FLOPs utilisation
     as in Chowdhery et al., PaLM, 2022, appendix B."""
@@ -36,59 +35,58 @@ class MatrixSpeed(Frozen):
 
     @property
     def effective_flops(self) -> float:
-        """What training reaches, in FLOPs of the model per second."""
+        """The speed that training reaches, in model FLOPs per second."""
         return self.peak_flops * self.utilisation
 
 
 class PartTimes(Frozen):
-    """How long one part of a model takes."""
+    """Durations of one part of a model."""
 
     forward_ns: DurationNs
-    """Of one micro-batch."""
+    """Forward pass of one micro-batch."""
     backward_ns: DurationNs
-    """Without recomputation."""
+    """Backward pass without recomputation."""
     update_ns: DurationNs
-    """The optimiser's, once per step."""
+    """The optimiser's update, once per step."""
 
 
 class RecordedTimes(Frozen):
-    """What `testbed record` measured: medians, for one model, precision and shape of a micro-batch."""
+    """Medians measured by `testbed record`, for one model, precision and shape of a micro-batch."""
 
     model: str
     sequence_length: int = Field(ge=2, strict=True)
     sequences: int = Field(ge=1, strict=True)
-    """In one micro-batch."""
+    """Sequences per micro-batch."""
     precision: Precision
     software: str = Field(min_length=1)
-    """What computed it, and when."""
+    """Software and date of the measurement."""
     embedding: PartTimes
     layer: PartTimes
     """One layer."""
     head: PartTimes
-    """The last norm, the output layer and the loss."""
+    """The final norm, the output layer and the loss."""
 
     @property
     def key(self) -> tuple[str, int, int, Precision]:
-        """What it was measured for: model, sequence length, sequences and precision."""
+        """Configuration of the measurement: model, sequence length, sequences and precision."""
         return self.model, self.sequence_length, self.sequences, self.precision
 
 
 class ComputeDevice(Frozen):
-    """A device that computes: a GPU or a processor."""
+    """A GPU or a processor."""
 
     name: str
     summary: str = Field(min_length=1)
-    """What it is, in one line."""
+    """One-line description."""
     source: str = Field(min_length=1)
-    """Where the numbers come from."""
+    """Source of the numbers."""
     memory_bytes: int | None = Field(default=None, ge=1)
     bandwidth_bytes_per_s: int = Field(ge=1)
-    """The bandwidth of its memory, which decides how long an update takes: it computes little and touches much
-    memory."""
+    """Memory bandwidth, which determines the duration of an update, since updates are memory-bound."""
     fp32: MatrixSpeed | None = None
     """None: unknown."""
     half: MatrixSpeed | None = None
-    """The speed in a 16-bit format; None: it has none, or it is unknown."""
+    """The speed in a 16-bit format; None: unsupported or unknown."""
     recorded: tuple[RecordedTimes, ...] = ()
 
     def speed(self, precision: Precision) -> MatrixSpeed | None:
@@ -96,7 +94,7 @@ class ComputeDevice(Frozen):
         return self.fp32 if precision == "fp32" else self.half
 
     def recording(self, model: str, sequence_length: int, sequences: int, precision: Precision) -> RecordedTimes | None:
-        """Return what was measured for exactly this, or None."""
+        """Return the measurement for exactly this configuration, or None."""
         asked = (model, sequence_length, sequences, precision)
         return next((recorded for recorded in self.recorded if recorded.key == asked), None)
 
@@ -105,7 +103,7 @@ SHIPPED = Path(__file__).parent
 
 
 class _UnitKey(NamedTuple):
-    """A key whose number carries a unit, and the record's field for it."""
+    """A key whose value has a unit, and its field of the record."""
 
     field: str
     parse: Callable[[object], int | float]
@@ -136,7 +134,7 @@ def device_files() -> dict[str, Path]:
 def load_device(name: str) -> ComputeDevice:
     """Load a device by name, or by the path of its file.
 
-    UnknownNameError suggests the nearest name; else as `read_device`.
+    UnknownNameError suggests the nearest name; other errors as for `read_device`.
     """
     if name.endswith(".toml"):
         return read_device(Path(name))
@@ -147,7 +145,7 @@ def load_device(name: str) -> ComputeDevice:
 
 
 def read_device(path: Path) -> ComputeDevice:
-    """Read one device file. SpecError names the file, the key and what is wrong."""
+    """Read one device file. SpecError names the file, the key and the fault."""
     where = f"device {path}"
     try:
         content = _fields(read_toml(path), ComputeDevice, ())
@@ -159,12 +157,12 @@ def read_device(path: Path) -> ComputeDevice:
 
 
 def write_device(device: ComputeDevice) -> str:
-    """Write what `read_device` reads back, except for the name, which is the file's."""
+    """Return text that `read_device` reads back, except for the name, which is the file's."""
     return _written(device.model_dump(exclude={"name"}), "").lstrip("\n")
 
 
 def _fields(table: Mapping[str, Any], record: type[BaseModel], place: Place) -> dict[str, Any]:
-    """Return a file's table under the names of the record's fields, numbers parsed."""
+    """Return a file's table with the record's field names and parsed numbers."""
     known = [_KEY_OF.get(field, field) for field in record.model_fields if (field, place) != ("name", ())]
     fields: dict[str, Any] = {}
     for key, value in table.items():
@@ -198,7 +196,7 @@ def _file_key(place: Place) -> str:
 
 
 def _written(content: Mapping[str, Any], head: str) -> str:
-    """Write values first, then tables: the order that TOML needs."""
+    """Write values first, then tables, as TOML requires."""
     lines, tables = [head] if head else [], []
     for field, value in content.items():
         key = _KEY_OF.get(field, field)

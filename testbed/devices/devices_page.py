@@ -1,7 +1,8 @@
-"""Draw the README of the shipped devices, in Markdown, from their files."""
+"""Generate the README of the shipped devices, in Markdown, from their files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from testbed import units
@@ -10,18 +11,20 @@ from testbed.devices.durations import durations
 from testbed.devices.this_machine import SHARE_OF_CORES
 from testbed.profiles.profiles_page import fill_template
 from testbed.spec import PipelineSpec, TextSpec
+from testbed.workloads.models import model_size
 
 _TEMPLATE = Path(__file__).with_name("devices_page.md.j2")
 _TOKENS = 1024
 
 
 def draw_devices_page() -> str:
-    """Draw the README. SpecError where a device cannot be read."""
+    """Generate the README. SpecError for a device that cannot be read."""
     devices = [read_device(path) for path in sorted(SHIPPED.glob("*.toml"))]
     return fill_template(
         _TEMPLATE,
         devices=devices,
         rows=[_row(device) for device in devices],
+        recorded=[row for device in devices for row in _recorded_rows(device)],
         notes=_notes(devices),
         tokens=_TOKENS,
         share=SHARE_OF_CORES,
@@ -47,16 +50,33 @@ def _speeds(device: ComputeDevice) -> dict[str, MatrixSpeed | None]:
 
 
 def _pass_ms(device: ComputeDevice, precision: str) -> float:
-    """Return how long forward and backward of GPT-2 124M take: one sequence, the whole model as one stage."""
-    learned = {"family": "gpt2", "model": "gpt2", "text": "bundled", "precision": precision}
-    sequence = {"sequence_length": _TOKENS, "batch_size": 1, "validation_batches": 1}
-    workload = TextSpec.model_validate(learned | sequence)
+    """Return the computed duration of forward and backward of GPT-2 124M for one sequence."""
+    return _whole_ms(device.model_copy(update={"recorded": ()}), "gpt2", precision, _TOKENS, 1)[0]
+
+
+def _recorded_rows(device: ComputeDevice) -> Iterator[tuple[str, ...]]:
+    """Compare the times of each recording with those that the device would have without it."""
+    for recorded in device.recorded:
+        shape = recorded.model, recorded.precision, recorded.sequence_length, recorded.sequences
+        took, computed = (_whole_ms(each, *shape) for each in (device, device.model_copy(update={"recorded": ()})))
+        what = f"{recorded.model}, {recorded.sequences} x {recorded.sequence_length}, {recorded.precision}"
+        pairs = zip(took, computed, strict=True)
+        yield device.name, what, *(f"{one:.3g} / {other:.3g} = {one / other:.2g}" for one, other in pairs)
+
+
+def _whole_ms(
+    device: ComputeDevice, model: str, precision: str, sequence_length: int, sequences: int
+) -> tuple[float, float]:
+    """Return the durations of forward and backward, and of the update, of a whole model as one stage."""
+    learned = {"family": model_size(model).family, "model": model, "text": "bundled", "precision": precision}
+    batch = {"sequence_length": sequence_length, "batch_size": sequences, "validation_batches": 1}
+    workload = TextSpec.model_validate(learned | batch)
     took = durations(device, workload, PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1))
-    return (took.forward_ns[0] + took.backward_ns[0]) / 1e6
+    return (took.forward_ns[0] + took.backward_ns[0]) / 1e6, took.update_ns[0] / 1e6
 
 
 def _notes(devices: list[ComputeDevice]) -> list[str]:
-    """Say where every number comes from; what holds for several devices is said once."""
+    """List the source of every number; a note shared by several devices appears once."""
     notes: dict[str, list[str]] = {}
     for device in devices:
         notes.setdefault(f"peak and bandwidth: {device.source}", []).append(device.name)
@@ -67,5 +87,5 @@ def _notes(devices: list[ComputeDevice]) -> list[str]:
                 said = f"{speed.utilisation:.0%} reached: {speed.utilisation_source}"
                 notes.setdefault(said, []).append(f"{device.name} {name}")
             if speed is not None and name != speed.format:
-                notes.setdefault(f"{speed.format} stands in for {name}, which it lacks.", []).append(device.name)
+                notes.setdefault(f"{speed.format} in place of {name}, which it lacks.", []).append(device.name)
     return [f"{', '.join(names)}: {text}" for text, names in notes.items()]

@@ -1,4 +1,4 @@
-"""How long the stages of a model take on a device, as recorded there or from FLOPs."""
+"""Durations of a model's stages on a device, recorded there or computed from FLOPs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Durations(NamedTuple):
     """Durations in nanoseconds, one per stage."""
 
     forward_ns: tuple[int, ...]
-    """Of one micro-batch."""
+    """Forward pass of one micro-batch."""
     backward_ns: tuple[int, ...]
-    """Recomputation included."""
+    """Backward pass, including recomputation."""
     update_ns: tuple[int, ...]
     source: str
-    """The device, and where the durations come from."""
+    """The device, and the source of the durations."""
 
 
 def durations(device: ComputeDevice, workload: Workload, pipeline: PipelineSpec) -> Durations:
     """Return the durations of the stages on a device.
 
-    They are those recorded for exactly this model, sequence length, micro-batch and precision if the device has them,
-    otherwise computed from FLOPs, as they always are where images are learned. SpecError when the device has neither
-    for the precision, or when the model cannot be cut like this.
+    Uses durations recorded for exactly this model, sequence length, micro-batch and precision if the device has them;
+    otherwise, and always for images, computes them from FLOPs. SpecError when the device has neither for the precision,
+    or when the model cannot be split like this.
     """
     examples = workload.batch_size // (pipeline.microbatches * pipeline.accumulation)
     recorded = None
@@ -51,8 +51,8 @@ def durations(device: ComputeDevice, workload: Workload, pipeline: PipelineSpec)
         speed = device.speed(workload.precision)
         if speed is None:
             raise SpecError(
-                f"device {device.name} has no speed in {workload.precision}, and no recording of {workload.model} "
-                f"in it with {what}; use another precision, or record one: python -m testbed record"
+                f"device {device.name} has no speed in {workload.precision}, and no recording of {workload.model} at "
+                f"that precision with {what}; use another precision, or run: python -m testbed record"
             )
         forward = [_ns(count / speed.effective_flops) for count in counts]
         backward = [_ns(2 * count / speed.effective_flops) for count in counts]

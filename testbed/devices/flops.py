@@ -1,8 +1,8 @@
-"""Count the floating point operations of a stage: what the model needs, whatever a device does besides.
+"""Count the floating point operations of a stage that the model requires, without a device's extra work.
 
-A product of (m, k) and (k, n) counts 2 m k n. A layer's matrix products count, and attention's two products of n
-queries with n keys, 4 n^2 d per sequence: the half that the causal mask throws away counts too, as it does in model
-FLOPs utilisation. Embeddings, norms, activation functions and biases count nothing. Backward is twice forward.
+A product of (m, k) and (k, n) counts 2 m k n. Counted are a layer's matrix products, and attention's two products of n
+queries with n keys, 4 n^2 d per sequence, including the half that the causal mask discards, as in model FLOPs
+utilisation. Embeddings, norms, activation functions and biases count nothing. Backward is twice forward.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from testbed.workloads import models, networks
 from testbed.workloads.models import ModelSize
 
 ADAMW_BYTES = 28
-"""Memory traffic per parameter: fp32 weight, gradient and two moments are read; weight and moments are written."""
+"""Memory traffic per parameter: reads fp32 weight, gradient and two moments; writes weight and moments."""
 
 
 def layer(size: ModelSize, *, sequence_length: int, sequences: int) -> int:
@@ -48,5 +48,5 @@ def image(spec: ImagesSpec) -> int:
 
 
 def whole_model(spec: Workload) -> int:
-    """Count the parameters of a workload's whole model. SpecError or UnknownNameError where there is none."""
+    """Count the parameters of a workload's whole model. SpecError or UnknownNameError for an unavailable model."""
     return sum(map(math.prod, models.parameter_shapes(spec)))

@@ -1,6 +1,4 @@
-"""Measure how long the parts of a model take on this machine, and keep that in a device file. worker.py does the
-measuring.
-"""
+"""Measure the parts of a model on this machine, and store the result in a device file. record_worker.py measures."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ _SOURCE = "measured by: python -m testbed record"
 
 
 class MachineRecording(NamedTuple):
-    """What was measured, and on which machine."""
+    """A measurement and its machine."""
 
     recorded: RecordedTimes
     machine: str
-    """The processor, or the GPU, as it calls itself."""
+    """The name of the processor or GPU."""
     memory_bytes: int | None
     """A GPU's memory; None for a processor."""
 
@@ -39,10 +37,10 @@ class MachineRecording(NamedTuple):
 def record_model(
     model: str, *, sequence_length: int, sequences: int, precision: Precision, device: str
 ) -> MachineRecording:
-    """Measure the medians of each part's passes and update here, with one thread; this takes a few seconds.
+    """Measure median passes and updates of each part on this machine, with one thread; takes a few seconds.
 
-    `device` is cpu or cuda. SpecError for a model that is not available or a length that it cannot read,
-    CapabilityError where there is no such device or no Python for the invoking user, StageError when measuring fails.
+    `device` is cpu or cuda. SpecError for an unavailable model or an unsupported length, CapabilityError without such a
+    device or without Python for the invoking user, StageError when measuring fails.
     """
     size = models.model_size(model)
     if not 2 <= sequence_length <= size.context or sequences < 1:
@@ -52,12 +50,12 @@ def record_model(
         )
     shape = {"model": model, "sequence_length": sequence_length, "sequences": sequences, "precision": precision}
     answer = process.ask(
-        "testbed.devices.worker",
+        "testbed.devices.record_worker",
         {**shape, "device": device},
         attempt=f"record {model} on {device}",
         failure=StageError,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=None,  # a model may be named by the path of its folder
+        cwd=None,  # a model may be named by its folder's path
         **paths.as_invoking_user(),
     )
     software = f"torch {answer['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}"
@@ -70,8 +68,8 @@ def with_recording(
 ) -> ComputeDevice:
     """Add a recording to a device, in place of an earlier one for the same model, shape and precision.
 
-    `device` None makes a new device, whose bandwidth is the measured one. So is the speed in the recording's precision,
-    where it was unknown or is to be measured `anew`.
+    `device` None makes a new device with the measured bandwidth. The speed in the recording's precision is also the
+    measured one if it was unknown or `anew` is set.
     """
     recorded = recording.recorded
     known = device or ComputeDevice(
@@ -87,7 +85,7 @@ def with_recording(
         changes["fp32" if recorded.precision == "fp32" else "half"] = MatrixSpeed(
             peak_flops=_reached(recorded),
             format=recorded.precision,
-            derived="what training reached, not what the device could do at most",
+            derived="the speed that training reached, not the device's peak",
             utilisation=1.0,
             utilisation_source=f"{_SOURCE}: {recorded.model}, {recorded.sequences} x {recorded.sequence_length} tokens",
         )
@@ -95,10 +93,9 @@ def with_recording(
 
 
 def keep_recording(path: Path, recording: MachineRecording, *, anew: bool = False) -> ComputeDevice:
-    """Write a recording into a device file, which is made where there is none, for the person behind sudo; see
-    `with_recording`.
+    """Write a recording into a device file, creating it if needed, as the user who invoked sudo; see `with_recording`.
 
-    SpecError when an existing file is not a device file, or when it cannot be written.
+    SpecError for an existing file that is not a device file, or one that cannot be written.
     """
     device = with_recording(read_device(path) if path.exists() else None, path.stem, recording, anew=anew)
     try:
@@ -111,13 +108,13 @@ def keep_recording(path: Path, recording: MachineRecording, *, anew: bool = Fals
 
 
 def cpu_model() -> str:
-    """Return the processor's name in /proc/cpuinfo, or the architecture where it has none."""
+    """Return the processor's name in /proc/cpuinfo, or else the architecture."""
     name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf8"), re.MULTILINE)
     return name[1].strip() if name else os.uname().machine
 
 
 def _reached(recorded: RecordedTimes) -> int:
-    """Return the FLOPs of a whole model's two passes over the time that they took, in FLOP/s."""
+    """Return the speed of a whole model's two passes, in FLOP/s."""
     size = models.model_size(recorded.model)
     counted = 3 * flops.stage(
         size, range(size.layers), sequence_length=recorded.sequence_length, sequences=recorded.sequences

@@ -1,4 +1,4 @@
-"""What this machine reaches, measured once and kept, and how busy it would be with the real maths of a paced cell."""
+"""This machine's speed, measured once and cached, and its load from the real maths of a paced cell."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from testbed.devices.durations import durations
 from testbed.spec import Cell, Paced
 
 _MODEL, _SEQUENCE_LENGTH, _SEQUENCES = "gpt2-mini", 64, 4
-"""The model and shape that a machine is measured with: the default experiment's micro-batch."""
+"""Model and shape used to measure a machine: the default experiment's micro-batch."""
 SHARE_OF_CORES = 0.5
-"""The share of the cores that paced stages may need. Four stages on two cores that needed a quarter of them ended their
-steps 3 % late, with half of them 8 %; beyond that a third to three quarters of all actions ended late."""
+"""Maximum share of the cores that paced stages may need. Four stages on two cores ended their steps 3 % late when they
+needed a quarter of the cores, 8 % with half of them; beyond that a third to three quarters of all actions ended
+late."""
 
 _RETRANSMISSION_FLOOR_MS, _DELAYED_ACKNOWLEDGEMENT_MS = 200, 40
 """Linux: TCP_RTO_MIN and TCP_DELACK_MIN in include/net/tcp.h."""
 
 
 def host_file() -> Path:
-    """Return the file that keeps this machine's speed; another processor or torch has another file."""
+    """Return the file with this machine's speed, which depends on processor and torch version."""
     name = f"host {record.cpu_model()} torch {importlib.metadata.version('torch')}".lower()
     return paths.cache_folder() / f"{re.sub('[^a-z0-9.]+', '-', name)}.toml"
 
 
 def host(precision: Precision = "fp32", *, again: bool = False) -> ComputeDevice:
-    """Return this machine as a device of one thread.
+    """Return this machine as a device with one thread.
 
-    It is measured now where its speed in that precision is unknown, or `again`: this takes 10 s, or 30 s in bf16 on a
-    processor without such instructions. Errors as `record.record_model`, SpecError where the cache cannot be written.
+    Measures it if its speed in that precision is unknown or `again` is set, which takes 10 s, or 30 s for bf16 on a
+    processor without such instructions. Raises the errors of `record.record_model`, and SpecError if the cache cannot
+    be written.
     """
     path = host_file()
     device = read_device(path) if path.exists() else None
@@ -47,11 +49,11 @@ def host(precision: Precision = "fp32", *, again: bool = False) -> ComputeDevice
 
 
 def cores_needed(cell: Cell, machine: ComputeDevice) -> float:
-    """Return how many cores of `machine` the maths of all stages needs while the pipeline is full, at a dilation of 1.
+    """Return the number of cores of `machine` that the maths of all stages needs in a full pipeline, at dilation 1.
 
-    That is the time for forward and backward of a micro-batch there, summed over all stages, over the time for both of
-    the slowest stage on the emulated device. Codecs, the optimiser, the relay and the network stack come on top;
-    bubbles are not deducted.
+    This is the time of forward and backward of a micro-batch on `machine`, summed over all stages, divided by that of
+    the slowest stage on the emulated device. It excludes codecs, the optimiser, the relay and the network stack, and
+    ignores bubbles.
     """
     real = durations(machine, cell.workload, cell.pipeline)
     needed = [there + back for there, back in zip(real.forward_ns, real.backward_ns, strict=True)]
@@ -63,9 +65,9 @@ def cores_needed(cell: Cell, machine: ComputeDevice) -> float:
 
 
 def needed_dilation(cell: Cell, machine: ComputeDevice, cores: int | None = None) -> int:
-    """Return the smallest dilation with which the stages need at most SHARE_OF_CORES of the cores.
+    """Return the smallest dilation at which the stages need at most SHARE_OF_CORES of the cores.
 
-    `cores` None: those that this process may use. 1 for a cell whose compute is not paced, or that is played.
+    `cores` None: those available to this process. Returns 1 for a cell that is played or not paced.
     """
     if not isinstance(cell.compute, Paced) or cell.timing == "played":
         return 1
@@ -74,15 +76,15 @@ def needed_dilation(cell: Cell, machine: ComputeDevice, cores: int | None = None
 
 
 def caveat(dilation: int) -> str:
-    """Say what a dilation does, and what it does not stretch; empty at 1."""
+    """Return a caveat on the effects of a dilation; empty at 1."""
     if dilation == 1:
         return ""
     floor, acknowledgement = (
         f"{constant / dilation:.3g} ms" for constant in (_RETRANSMISSION_FLOOR_MS, _DELAYED_ACKNOWLEDGEMENT_MS)
     )
     return (
-        f"dilation {dilation}: everything takes {dilation} times as long in the lab, and reported times are divided by "
-        f"{dilation}. TCP's constants and the kernel's clock tick are not stretched: in emulated time the floor of the "
-        f"retransmission timer is {floor} instead of {_RETRANSMISSION_FLOOR_MS} ms, and a delayed acknowledgement "
+        f"dilation {dilation}: time in the lab runs {dilation} times slower, and reported times are divided by "
+        f"{dilation}. TCP's constants and the kernel's clock tick are not dilated: in emulated time the minimum "
+        f"retransmission timeout is {floor} instead of {_RETRANSMISSION_FLOOR_MS} ms, and a delayed acknowledgement "
         f"waits at most {acknowledgement} instead of {_DELAYED_ACKNOWLEDGEMENT_MS} ms"
     )

@@ -5,8 +5,9 @@ noise at t = 0 to images at t = 1. An image is 16 tokens of 2 x 2 pixels; blocks
 (Peebles and Xie, ICCV 2023). With experts the feed-forward part is the sum of a shared expert and the top 2 of the
 others, weighted by the router's softmax (DiT-MoE, Fei et al., 2024).
 
-Shapes: T tokens, B images, d channels. Everything that a split must not change is computed by rows of the image, `ROW`
-tokens at a time: a matrix product of other shape may round otherwise. So a split is one of rows.
+Shapes: T tokens, B images, d channels. Everything that must be independent of the split is computed by rows of the
+image, `ROW` tokens at a time, because a matrix product of another shape may round differently. Splits are therefore by
+rows.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ PATCH: Final = 2
 TOKENS: Final = (DIGITS.side // PATCH) ** 2
 ROWS: Final = DIGITS.side // PATCH
 ROW: Final = TOKENS // ROWS
-"""Tokens."""
+"""Tokens per row."""
 TOKEN_PIXELS: Final = PATCH * PATCH
 TOP: Final = 2
-"""Experts that a token goes to."""
+"""Experts per token."""
 _MODULATIONS = 6
 
 
@@ -38,11 +39,11 @@ class DitSize(NamedTuple):
     width: int
     heads: int
     experts: int = 0
-    """0: a dense feed-forward part. Experts, and the shared one, have half its hidden width."""
+    """0: a dense feed-forward part. Experts, including the shared one, have half its hidden width."""
 
     @property
     def token_flops(self) -> tuple[int, int]:
-        """Return what one token of one image costs in one layer until its keys are known, and after: matrix products,
+        """Return the FLOPs of one token of one image in one layer before and after its keys are known: matrix products,
         2 m k n each, of the dense model.
         """
         return 2 * 3 * self.width**2, 2 * 9 * self.width**2 + 4 * TOKENS * self.width
@@ -54,11 +55,11 @@ SIZES: Final = {
     "dit-digits-nano": DitSize(layers=2, width=32, heads=2),
     "dit-digits-moe-nano": DitSize(layers=2, width=32, heads=2, experts=4),
 }
-"""By name. The nano ones are for tests."""
+"""Sizes by name. The nano ones are for tests."""
 
 
 class Projected(NamedTuple):
-    """What attention begins with, each (n, B, d)."""
+    """Inputs of attention, each (n, B, d)."""
 
     q: Tensor
     k: Tensor
@@ -66,14 +67,14 @@ class Projected(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Which experts tokens go to."""
+    """The experts of tokens."""
 
     experts: Tensor
     """(..., TOP) int64, the higher score first."""
     scores: Tensor
     """(..., TOP)"""
     probabilities: Tensor
-    """(..., experts): all of the router's."""
+    """(..., experts): all probabilities of the router."""
 
 
 def _mlp(width: int, hidden: int) -> nn.Sequential:
@@ -105,7 +106,7 @@ class Block(nn.Module):
         return Projected(*self.qkv(_normed(x, *modulations[:2])).chunk(3, dim=-1))
 
     def attend(self, x: Tensor, q: Tensor, keys: Tensor, values: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Return tokens (n, B, d) after attention to all keys and values, as `by_heads` has them."""
+        """Return tokens (n, B, d) after attention to all keys and values, in the form of `by_heads`."""
         queries = by_heads(q, self.heads)
         scores = queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5
         mixed = scores.softmax(-1) @ values
@@ -118,7 +119,7 @@ class Block(nn.Module):
         return self.attend(x, q, by_heads(k, self.heads), by_heads(v, self.heads), modulations)
 
     def feed_input(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Return what the feed-forward part gets."""
+        """Return the input of the feed-forward part."""
         return _normed(x, *modulations[3:5])
 
     def feed_forward(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
@@ -158,24 +159,24 @@ class Dit(nn.Module):
         return block
 
     def condition(self, times: Tensor, labels: Tensor) -> Tensor:
-        """Return what times (B,), 0 to 1, and labels (B,) say to every layer, (B, d)."""
+        """Return the conditioning of all layers, (B, d), from times (B,), 0 to 1, and labels (B,)."""
         half = self.size.width // 2
         waves = times[:, None] * 1000 * torch.exp(torch.arange(half) * (-9.21 / half))
         told: Tensor = self.time(torch.cat([waves.cos(), waves.sin()], dim=-1)) + self.classes(labels)
         return told
 
     def begin(self, pixels: Tensor, tokens: slice) -> Tensor:
-        """Return hidden states of some tokens, (n, B, d), of their pixels, (n, B, 4)."""
+        """Return hidden states of some tokens, (n, B, d), from their pixels, (n, B, 4)."""
         begun: Tensor = self.embed(pixels) + self.positions[tokens]
         return begun
 
     def velocity(self, x: Tensor, condition: Tensor) -> Tensor:
         """Return the velocity (n, B, 4) of tokens (n, B, d) after the last layer."""
-        found: Tensor = self.head(_normed(x, *self.modulate(functional.silu(condition)).chunk(2, dim=-1)))
-        return found
+        output: Tensor = self.head(_normed(x, *self.modulate(functional.silu(condition)).chunk(2, dim=-1)))
+        return output
 
     def forward(self, pixels: Tensor, times: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return velocities (T, B, 4) of pixels (T, B, 4), all tokens at once, and how unevenly experts are used: for
+        """Return velocities (T, B, 4) of pixels (T, B, 4), all tokens at once, and the imbalance of experts: for
         training.
         """
         condition = self.condition(times, labels)
@@ -220,27 +221,27 @@ def to_images(pixels: Tensor) -> Tensor:
 
 
 def build_dit(size: DitSize, seed: int) -> Dit:
-    """Make a model, initialised from the seed; the global generator is left as it was."""
+    """Make a model, initialised from the seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Dit(size)
 
 
 def start(images: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return noise (T, B, 4) and labels (B,), each class in turn, for a request of so many images."""
+    """Return noise (T, B, 4) and labels (B,), each class in turn, for a request of `images` images."""
     noise = torch.randn(TOKENS, images, TOKEN_PIXELS, generator=torch.Generator().manual_seed(seed))
     return noise, torch.arange(images) % DIGITS.classes
 
 
 def rows_of_tokens(first: int, end: int) -> list[slice]:
-    """Return the rows that tokens `first` to `end`, whole rows, consist of."""
+    """Return the rows of tokens `first` to `end`, which are whole rows."""
     return [slice(at, at + ROW) for at in range(first, end, ROW)]
 
 
 @torch.no_grad()
 def sample(model: Dit, noise: Tensor, labels: Tensor, steps: int) -> Tensor:
-    """Return images (B, 64), -1 to 1, from noise (T, B, 4): the unsplit sampler of a dense model, which every split
-    without a codec and without staleness must equal bit for bit.
+    """Return images (B, 64), -1 to 1, from noise (T, B, 4): the unsplit sampler of a dense model; every split without
+    codec and staleness must be bit-identical to it.
     """
     z, rows = noise, rows_of_tokens(0, TOKENS)
     for step in range(steps):

@@ -1,18 +1,18 @@
-"""Expert parallelism: images stay at their workers, tokens go to the workers of their experts and come back.
+"""Expert parallelism: images stay at their workers, tokens go to the workers of their experts and back.
 
-Each layer dispatches tokens, all to all, and combines what their experts made of them; the shared expert is at every
-worker. DICE (arXiv 2411.16786) lets a layer use what the experts made of tokens of an earlier denoising step:
+Each layer dispatches tokens, all to all, and combines the outputs of their experts; the shared expert is at every
+worker. DICE (arXiv 2411.16786) lets a layer use expert outputs of an earlier denoising step:
 
 synchronous  of this step
 displaced    of the step two before: dispatched tokens are used in the next step, and combined ones in the next again
 interweaved  of the step before: a layer's experts compute in the next layer's slot
 
-with some layers synchronous all the same, and with one of a token's two expert outputs sent in every second step only.
-Expert e is at worker e mod W. What the system does besides (buffers, streams) is not here; after its released code, as
-others describe it.
+with some layers still synchronous, and with one of a token's two expert outputs sent only in every second step. Expert
+e is at worker e mod W. Other parts of the system (buffers, streams) are not modelled; based on descriptions of its
+released code.
 
-Images are computed in blocks of `BLOCK`, and an expert's rows of a block are padded to the most there can be: whatever
-the number of workers, every matrix product has the same rows.
+Images are computed in blocks of `BLOCK`, and an expert's rows of a block are padded to the maximum, so that every
+matrix product has the same rows for any number of workers.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from testbed.diffusion.node import Sampled, SamplingNode, run_together
 from testbed.diffusion.programs import Costs, Crossing, Deferred, divide, trace_of
 from testbed.errors import CodecError, SpecError
 from testbed.jobs.sampling import Action, Actions, Compute, ReceivePart, SamplingJob, SendPart
-from testbed.play.trace import Trace
+from testbed.trace.format import Trace
 
 BLOCK: Final = 16
-"""Images."""
+"""Images per block."""
 _LENGTH = struct.Struct("<I")
-"""Of a dispatched payload. Behind it each token has a byte: which of the sender's blocks it is of, and for which of the
-receiver's experts. Where in the block it belongs is known to its sender."""
+"""Length field of a dispatched payload. After the payload each token has a byte: its block at the sender, and its
+expert at the receiver. Only the sender needs its position in the block."""
 _PAIRS = 256
-"""Of a block and an expert: what a byte tells apart."""
+"""Pairs of block and expert that a byte can encode."""
 
 
 class ExpertSchedule(NamedTuple):
-    """Which outputs of experts a layer uses, and which are sent."""
+    """The expert outputs that a layer uses, and those that are sent."""
 
     lag: int
-    """Steps: 0 synchronous, 1 interweaved, 2 displaced."""
+    """Lag in steps: 0 synchronous, 1 interweaved, 2 displaced."""
     synchronous: Literal["none", "deep", "shallow", "staggered"] = "none"
-    """Half of the layers that wait all the same."""
+    """The half of the layers that stays synchronous."""
     skip: Literal["none", "low", "high"] = "none"
-    """In every second step tokens are not sent to the expert with the lower, or the higher, of their two scores, and
-    what is used is its output of the step before."""
+    """In every second step tokens are not sent to the expert with the lower, or the higher, of their two scores; its
+    output of the previous step is used."""
     scores: Literal["fresh", "stale"] = "fresh"
-    """Of which step's routing outputs are weighted by."""
+    """The step whose routing weights outputs."""
     warmup: int = 1
-    """Synchronous steps at the beginning."""
+    """Initial synchronous steps."""
 
 
 class ExpertProgram(NamedTuple):
-    """How images are sampled."""
+    """Parameters of sampling."""
 
     schedule: ExpertSchedule
     workers: int
@@ -68,11 +68,11 @@ class ExpertProgram(NamedTuple):
     """Denoising steps."""
 
     def actions(self) -> list[Actions]:
-        """Return what each worker does."""
+        """Return the actions of each worker."""
         return [list(_actions(self, worker)) for worker in range(self.workers)]
 
     def lag_of(self, layer: int, step: int) -> int:
-        """Return by how many steps a layer's outputs may be late in a step."""
+        """Return the number of steps by which a layer's outputs may be late in a step."""
         waits = {
             "none": False,
             "deep": layer >= self.layers - self.layers // 2,
@@ -82,60 +82,60 @@ class ExpertProgram(NamedTuple):
         return 0 if waits or step < self.schedule.warmup else self.schedule.lag
 
     def slots(self, layer: int, step: int) -> tuple[int, ...]:
-        """Return which of a token's experts it is sent to in a step: 0 is that of the higher score."""
+        """Return the experts of a token to which it is sent in a step: 0 has the higher score."""
         if self.schedule.skip == "none" or not self.lag_of(layer, step) or step % 2 == 0:
             return tuple(range(TOP))
         return (0,) if self.schedule.skip == "low" else (1,)
 
 
 class _AtExpert(NamedTuple):
-    """Rows of a block that go to an expert."""
+    """Rows of a block for an expert."""
 
     place: int
-    """Of the block, among its worker's."""
+    """Index of the block at its worker."""
     at: Tensor
     slot: Tensor
 
 
 class _Used(NamedTuple):
-    """What experts made of a worker's tokens in one step and layer, by block."""
+    """Expert outputs for a worker's tokens in one step and layer, by block."""
 
     outputs: list[Tensor]
-    """(rows, TOP, d) each; slots that are not sent stay zero until they are used."""
+    """(rows, TOP, d) each; slots that were not sent stay zero until used."""
     routings: list[Routing]
     chosen: list[list[_AtExpert]]
-    """By the worker that they are sent to; block by block, and expert by expert."""
+    """By receiving worker; ordered by block, then expert."""
 
 
 class ExpertWorker(SamplingNode):
-    """What one worker holds of a request: its images, and the experts that are at it."""
+    """A worker's state of a request: its images and its experts."""
 
     def __init__(self, job: SamplingJob, number: int, model: Dit, program: ExpertProgram, codec: str) -> None:
-        """`codec`: of all tokens that cross, one without memory. SpecError for a codec that cannot be."""
+        """`codec`: a stateless codec for all tokens sent. SpecError for an invalid codec."""
         super().__init__(job, number)
         self._model, self._program, self._number = model, program, number
         self._codec = make(codec, Context(0, 0, "forward"))
 
     def begin(self, noise: Tensor, labels: Tensor) -> None:
-        """Begin with noise (T, B, 4) and labels (B,) of all workers' images. SpecError where images are no whole
-        blocks, one at least for each worker, or there are more workers than experts.
+        """Start with noise (T, B, 4) and labels (B,) of all workers' images. SpecError for images that are not whole
+        blocks, at least one per worker, or for more workers than experts.
         """
         images, experts, workers = len(labels), self._model.size.experts, self._program.workers
         blocks = images // BLOCK
         if images % BLOCK or not 1 <= workers <= min(blocks, experts):
             raise SpecError(
-                f"{images} images for {workers} workers and {experts} experts: images come in blocks of {BLOCK}, and "
-                "each worker has a block and an expert at least"
+                f"{images} images for {workers} workers and {experts} experts: use blocks of {BLOCK} images, and at "
+                "least one block and one expert per worker"
             )
         if workers > 1 and -(-blocks // workers) * -(-experts // workers) > _PAIRS:
-            raise SpecError(f"{images} images for {workers} workers and {experts} experts: take fewer images")
+            raise SpecError(f"{images} images for {workers} workers and {experts} experts: use fewer images")
         mine = slice(*(BLOCK * end for end in divide(blocks, workers)[self._number]))
         self._pixels = list(torch.split(noise[:, mine], BLOCK, dim=1))
         self._labels = torch.split(labels[mine], BLOCK)
         self._used: dict[tuple[int, int], _Used] = {}
-        """By step and layer."""
+        """Expert outputs, by step and layer."""
         self._arrived: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}
-        """By step and layer: each sender's tokens (n, d), and the byte of each."""
+        """Each sender's tokens (n, d) with their bytes, by step and layer."""
         self._done: dict[Crossing, Tensor] = {}
 
     @property
@@ -174,13 +174,13 @@ class ExpertWorker(SamplingNode):
         self._arrived.setdefault((step, layer), {})[self._number] = self._given(step, layer, self._number)
 
     def _given(self, step: int, layer: int, receiver: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the layer that was computed last that go to a worker, (n, d), and the byte of each."""
+        """Return the tokens of the last computed layer for a worker, (n, d), and the byte of each."""
         chosen = self._used[step, layer].chosen[receiver]
         given = torch.cat([self._inputs[each.place].flatten(0, 1)[each.at] for each in chosen])
         return given, torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(each.at) for each in chosen]))
 
     def _experts(self, step: int, layer: int) -> None:
-        """Compute what experts make of all tokens that came, each block's for itself."""
+        """Compute expert outputs for all received tokens, block by block."""
         block, workers = self._model.block(layer), self._program.workers
         here = [block.experts[expert] for expert in range(self._number, len(block.experts), workers)]
         for sender, (tokens, pairs) in self._arrived.pop((step, layer)).items():
@@ -196,11 +196,13 @@ class ExpertWorker(SamplingNode):
                 self._done[Crossing("combine", step, layer, self._number, sender)] = made
 
     def _combine(self, step: int, layer: int, worker: int, made: Tensor) -> None:
-        """Put what a worker's experts made where it belongs."""
+        """Scatter the outputs of a worker's experts."""
         used = self._used[step, layer]
         chosen = used.chosen[worker]
         if len(made) != sum(len(each.at) for each in chosen):
-            raise CodecError(f"cannot use what worker {worker} made in step {step}, layer {layer}: {len(made)} tokens")
+            raise CodecError(
+                f"cannot use the outputs of worker {worker} in step {step}, layer {layer}: {len(made)} tokens"
+            )
         for each, output in zip(chosen, torch.split(made, [len(each.at) for each in chosen]), strict=True):
             used.outputs[each.place][each.at, each.slot] = output
 
@@ -268,7 +270,7 @@ def sample_experts(
 
 
 def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the rows that go to an expert, and in which slot each has it."""
+    """Return the rows for an expert, and the slot of each."""
     wanted = torch.zeros_like(routing.experts, dtype=torch.bool)
     wanted[:, list(slots)] = routing.experts[:, list(slots)] == expert
     at, slot = wanted.nonzero(as_tuple=True)
@@ -279,10 +281,10 @@ def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor
 def expert_trace(
     program: ExpertProgram, own_ns: int, experts_ns: int, frame_bytes: dict[Any, int], *, requests: int = 1
 ) -> Trace:
-    """Return the trace of requests, one a step, as `programs.trace_of` does.
+    """Return the trace of requests, one per step, like `programs.trace_of`.
 
-    In one layer and step `own_ns` are of attention, router and shared expert of a worker's images; `experts_ns` of its
-    experts, for all images, half where only one slot is sent. `frame_bytes`: of each `Crossing`.
+    Per layer and step, `own_ns` is the time of attention, router and shared expert for a worker's images; `experts_ns`
+    that of its experts for all images, half if only one slot is sent. `frame_bytes`: size of each `Crossing`.
     """
 
     def work_ns(action: Compute) -> int:
@@ -294,7 +296,7 @@ def expert_trace(
 
 
 def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
-    """Yield what a worker does."""
+    """Yield the actions of a worker."""
     schedule, layers, steps = program.schedule, program.layers, program.steps
     others = [other for other in range(program.workers) if other != worker]
     late = [layer for layer in range(layers) if program.lag_of(layer, schedule.warmup)]
@@ -322,14 +324,14 @@ def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
                 yield from experts(step, layer)
                 yield from receive("combine", step, layer)
             else:
-                # What was begun before: of the step before where displaced, of the layer before where interweaved.
+                # Work started earlier: in the previous step if displaced, in the previous layer if interweaved.
                 before = (step - 1, layer) if lag == 2 else _earlier(late, step, layer)
                 if before[0] >= schedule.warmup:
                     yield from experts(*before)
                 if step - lag >= schedule.warmup:
                     yield from receive("combine", step - lag, layer)
             yield work("mix", step, layer)
-    # What is still under way is used by nobody, and belongs to the request all the same.
+    # Messages still in flight are never used, but belong to the request.
     for step in range(max(schedule.warmup, steps - 2), steps):
         for layer in late:
             done = step < steps - 1 if schedule.lag == 2 else (step, layer) != (steps - 1, late[-1])
@@ -341,8 +343,6 @@ def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
 
 
 def _earlier(late: Sequence[int], step: int, layer: int) -> tuple[int, int]:
-    """Return the step and layer whose experts compute in a layer's slot: of the layers that are late, the one
-    before.
-    """
+    """Return the step and layer whose experts compute in a layer's slot: the previous one among late layers."""
     place = late.index(layer)
     return (step, late[place - 1]) if place else (step - 1, late[-1])

@@ -1,7 +1,8 @@
-"""Train a diffusion transformer once a machine: `python -m testbed.diffusion.pretrain dit-digits`.
+"""Train a diffusion transformer, once per machine: `python -m testbed.diffusion.pretrain dit-digits`.
 
 The folder in our cache holds model.safetensors (an exponential mean of the weights), its seal, and curve.csv. The same
-torch build on the same kind of processor gives the same bytes. Takes minutes, and starts anew if it was stopped.
+torch build on the same kind of processor yields the same bytes. Takes minutes, and restarts from the beginning if
+interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from testbed import results
+from testbed import paths, results
 from testbed.csv_rows import write_rows
 from testbed.diffusion.dit import SIZES, Dit, build_dit, to_tokens
 from testbed.errors import StageError, UnknownNameError, status_of
@@ -31,29 +32,29 @@ from testbed.workloads.shards import ShardBatches
 _BATCH = 64
 _RATE, _FLOOR, _WARMUP = 1.5e-3, 0.05, 100
 _MEAN = 0.998
-"""Of the weights, per step."""
+"""Decay of the mean of weights, per step."""
 _UNEVEN = 0.01
-"""Weight of the loss that has experts used alike (Fedus et al., Switch Transformer, 2022)."""
+"""Weight of the load-balancing loss of experts (Fedus et al., Switch Transformer, 2022)."""
 _SAY_EVERY = 100
 _CLASSIFIER, _CLASSIFIER_EPOCHS = "digits-cnn", 12
 
 STEPS: Final = {"dit-digits": 2000, "dit-digits-moe": 1200, "dit-digits-nano": 60, "dit-digits-moe-nano": 60}
-"""Of each model's training."""
+"""Steps of each model's training."""
 
 
 class Point(NamedTuple):
-    """A line of curve.csv."""
+    """A row of curve.csv."""
 
     step: int
     loss: float
-    """Mean squared error of the velocity since the line before; 1.3 or so for a model that knows nothing."""
+    """Mean squared error of the velocity since the previous row; about 1.3 for an untrained model."""
 
 
 Say = Callable[[Point], None]
 
 
 def load_dit(name: str) -> Dit:
-    """Return a model that has learned, trained first where it is not in our cache yet. UnknownNameError."""
+    """Return a trained model, training it first if it is not cached. UnknownNameError for an unknown name."""
     if name not in SIZES:
         raise UnknownNameError("diffusion model", name, SIZES)
     model = build_dit(SIZES[name], seed=0)
@@ -62,12 +63,12 @@ def load_dit(name: str) -> Dit:
 
 
 def pretrain(name: str, say: Say = lambda point: None) -> Path:
-    """Return the checkpoint's folder in our cache, trained where it is not there yet. StageError where the training
-    diverges; SpecError where the weights are not what their seal says.
+    """Return the checkpoint's folder in the cache, training it if missing. StageError when training diverges; SpecError
+    for weights that differ from their seal.
     """
     folder = models.made_folder(name)
-    results.make_folder(folder.parent, "set XDG_CACHE_HOME to a folder of yours")
-    with results.locked(folder.with_name(f"{name}.lock")):
+    results.make_folder(folder.parent, "set XDG_CACHE_HOME to a folder that you can write to")
+    with paths.locked(folder.with_name(f"{name}.lock")):
         if not folder.is_dir():
             torch.set_num_threads(1)
             model, curve = train(build_dit(SIZES[name], seed=0), STEPS[name], say)
@@ -82,7 +83,9 @@ def pretrain(name: str, say: Say = lambda point: None) -> Path:
 
 
 def train(model: Dit, steps: int, say: Say = lambda point: None) -> tuple[Dit, list[Point]]:
-    """Train in place; return the mean of the weights as a model, and losses. StageError where the loss is no number."""
+    """Train in place; returns the mean of the weights as a model, and losses. StageError for a loss that is not
+    finite.
+    """
     examples = images("digits").train
     batches = ShardBatches(torch.arange(len(examples.labels)).numpy(), _BATCH, seed=0, worker=0)
     generator = torch.Generator().manual_seed(0)
@@ -117,7 +120,7 @@ def train(model: Dit, steps: int, say: Say = lambda point: None) -> tuple[Dit, l
 
 def _flow_loss(model: Dit, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the mean squared error of the velocity of images (T, B, 4) at times of a logit-normal distribution (Esser
-    et al., ICML 2024), and how unevenly experts were used.
+    et al., ICML 2024), and the imbalance of experts.
     """
     times = torch.randn(len(labels), generator=generator).sigmoid()
     noise = torch.randn(images.shape, generator=generator)
@@ -128,9 +131,7 @@ def _flow_loss(model: Dit, images: Tensor, labels: Tensor, generator: torch.Gene
 
 @functools.cache
 def classifier() -> nn.Module:
-    """Return a small network that tells digits, in whose features images are compared: trained in seconds, the same
-    every time.
-    """
+    """Return a small digit classifier whose features compare images: trained in seconds, deterministically."""
     model, examples = build_network(_CLASSIFIER, DIGITS, 0), images("digits").train
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     batches = ShardBatches(torch.arange(len(examples.labels)).numpy(), _BATCH, seed=1, worker=0)
@@ -142,9 +143,9 @@ def classifier() -> nn.Module:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the folder. Progress and errors go to stderr; the status is the error's."""
+    """Print the folder. Progress and errors go to stderr; returns the error's exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m testbed.diffusion.pretrain", description="Train a diffusion transformer, once a machine."
+        prog="python -m testbed.diffusion.pretrain", description="Train a diffusion transformer, once per machine."
     )
     parser.add_argument("model", choices=list(SIZES))
     name = parser.parse_args(arguments).model

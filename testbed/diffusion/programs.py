@@ -1,20 +1,20 @@
-"""What each worker computes, sends and waits for while images are sampled: pure functions to lists of actions.
+"""Programs of workers that sample images: pure functions to lists of computing, sending and waiting.
 
-Model weights are at every worker (patches), or each worker has some layers (pipelines). Images are
-divided by rows of tokens, as evenly as these allow.
+Model weights are at every worker (patches), or each worker has some layers (pipelines). Images are divided by rows of
+tokens, as evenly as these allow.
 
-ring        synchronous sequence parallelism: keys and values of every layer go round a ring, each hop forwards the
-            payload as it came (Ring Attention; CompactFusion, arXiv 2507.17511)
-gather      the same, but everybody sends its own to every other worker
-displaced   as gather, but after `warmup` synchronous steps a layer uses what the others sent in the step before, and
-            its own as it is (DistriFusion, Li et al., CVPR 2024)
-pipefusion  layers in stages, tokens in patches that follow each other through them; a stage keeps keys and values of
-            all tokens, of which those of later patches are of the step before (PipeFusion, arXiv 2405.14430)
-asyncdiff   layers in components that all compute at once, each from what the one before it put out in the step before
-            (AsyncDiff, Chen et al., NeurIPS 2024)
+ring        synchronous sequence parallelism: keys and values of every layer travel round a ring, each hop forwards the
+            payload unchanged (Ring Attention; CompactFusion, arXiv 2507.17511)
+gather      the same, but every worker sends its own to every other worker
+displaced   as gather, but after `warmup` synchronous steps a layer uses the others' messages of the previous step, and
+            its own current ones (DistriFusion, Li et al., CVPR 2024)
+pipefusion  layers in stages, tokens in patches that pass through them in turn; a stage keeps keys and values of all
+            tokens, those of later patches from the previous step (PipeFusion, arXiv 2405.14430)
+asyncdiff   layers in components that all compute at once, each from the previous component's output of the previous
+            step (AsyncDiff, Chen et al., NeurIPS 2024)
 
-A worker's own keys and values are never coded. Attention begins when all keys and values are there: an online softmax
-would add up blocks in another order at every worker, and so round otherwise. At the end worker 0 has all pixels.
+A worker's own keys and values are never coded. Attention starts when all keys and values have arrived: an online
+softmax would sum blocks in another order at every worker, and so round differently. At the end worker 0 has all pixels.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from typing import Any, Final, Literal, NamedTuple
 from testbed.errors import SpecError
 from testbed.jobs import actions as jobs
 from testbed.jobs.sampling import Action, Actions, Compute, ReceivePart, SamplingJob, SendPart
-from testbed.play.trace import Trace
-from testbed.play.tracing import Colocation, TracedJob
+from testbed.trace.format import Trace
+from testbed.trace.tracing import Colocation, TracedJob
 
 ProgramName = Literal["ring", "gather", "displaced", "pipefusion", "asyncdiff"]
 Kind = Literal["keys and values", "hidden", "velocity", "pixels"]
 Deferred = Literal["dispatch", "combine"]
 Tokens = tuple[int, int]
-"""The first token, and the one behind the last."""
+"""The first token, and one past the last."""
 
 
 class Part(NamedTuple):
-    """What one message holds: it is encoded once, however often it is sent."""
+    """The content of one message, encoded once, however often it is sent."""
 
     kind: Kind
     step: int
     """The denoising step in which it was computed."""
     layer: int
-    """Of keys and values; of hidden states the layer that they go into; else 0."""
+    """Layer of keys and values; for hidden states the layer that they enter; otherwise 0."""
     tokens: Tokens
 
 
 class Crossing(NamedTuple):
-    """What one message of an all-to-all between experts holds."""
+    """The content of one message of an all-to-all between experts."""
 
     what: Deferred
-    """dispatch: tokens on their way to experts; combine: what these made of them."""
+    """dispatch: tokens for experts; combine: the experts' outputs."""
     step: int
     layer: int
     sender: int
@@ -67,13 +67,13 @@ class Program(NamedTuple):
     steps: int
     """Denoising steps."""
     tokens: int
-    """Of an image."""
+    """Tokens of an image."""
     rows: int
-    """Of an image: how many parts of as many tokens it can be cut into."""
+    """Rows of an image: the number of equal parts into which it can be split."""
     warmup: int = 1
-    """Synchronous steps at the beginning of those programs that use what is of an earlier step."""
+    """Initial synchronous steps of programs that use messages of an earlier step."""
     patches: int = 1
-    """Of pipefusion; 1: synchronous, each stage waits for the one before it."""
+    """Patches of pipefusion; 1: synchronous, each stage waits for the previous one."""
 
     @property
     def shards(self) -> list[Tokens]:
@@ -83,19 +83,27 @@ class Program(NamedTuple):
         return [(first * row, end * row) for first, end in parts]
 
     def actions(self) -> list[Actions]:
-        """Return what each worker does. SpecError where there is too little for each."""
+        """Return the actions of each worker. SpecError for too many workers or patches."""
         most = self.rows if self.name in ("ring", "gather", "displaced") else self.layers
         if not (1 <= self.workers <= most and 1 <= self.patches <= self.rows and self.warmup >= 1 and self.steps):
             raise SpecError(
-                f"{self}: there are at most {most} workers, a patch for each of {self.rows} rows, "
-                "one step, and one synchronous step at least"
+                f"{self}: use at most {most} workers, at most {self.rows} patches, at least one step, and at least "
+                "one synchronous step"
             )
         make = _stage if self.name in ("pipefusion", "asyncdiff") else _patch
         return [make(self, worker) for worker in range(self.workers)]
 
 
+def as_published(
+    name: ProgramName, workers: int, layers: int, steps: int, tokens: int, rows: int, warmup: int = 1
+) -> Program:
+    """Return a program whose PipeFusion has as many patches as workers."""
+    patches = workers if name == "pipefusion" else 1
+    return Program(name, workers, layers, steps, tokens, rows, warmup, patches)
+
+
 def divide(count: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `count` things into runs of which none is longer than another by more than one, the longer ones first."""
+    """Split `count` items into runs of nearly equal length, the longer ones first."""
     ends = [-(-count * part // parts) for part in range(parts + 1)]
     return list(itertools.pairwise(ends))
 
@@ -129,7 +137,9 @@ def _patch(program: Program, worker: int) -> Actions:
 
 
 def _round(program: Program, worker: int, step: int, layer: int) -> list[Action]:
-    """Return a worker's hops of a ring: to the next worker goes first its own part, then each that came, as it came."""
+    """Return a worker's hops of a ring: it sends its own part to the next worker, then forwards each received part
+    unchanged.
+    """
     count = program.workers
     after, before = (worker + 1) % count, (worker - 1) % count
     owned = [Part("keys and values", step, layer, program.shards[(worker - hop) % count]) for hop in range(count)]
@@ -141,8 +151,8 @@ def _round(program: Program, worker: int, step: int, layer: int) -> list[Action]
 
 # ---------------------------------------------------------------------- pipelines
 def _stage(program: Program, stage: int) -> Actions:
-    """Return what a stage does; a component of asyncdiff is one that, after the synchronous steps, computes all tokens
-    at once from what was put out in the step before.
+    """Return the actions of a stage. A component of asyncdiff is a stage that, after the synchronous steps, computes
+    all tokens at once from outputs of the previous step.
     """
     ends, last_stage, last = divide(program.layers, program.workers), program.workers - 1, program.steps - 1
     apart = program.name == "asyncdiff"
@@ -158,7 +168,7 @@ def _stage(program: Program, stage: int) -> Actions:
                 if step:
                     actions += _updates(program, step - 1, tokens, step - 1 < program.warmup)
                 actions.append(Compute("begin", step, 0, tokens))
-            elif not late or step > program.warmup:  # what came in the last synchronous step is used once more
+            elif not late or step > program.warmup:  # reuse the input of the last synchronous step
                 actions.append(ReceivePart(Part("hidden", step - late, ends[stage][0], tokens), stage - 1))
             for layer in range(*ends[stage]):
                 actions += [Compute("project", step, layer, tokens), Compute("attend", step, layer, tokens)]
@@ -192,17 +202,17 @@ LABELS: Final = ("encode", "decode")
 
 
 class Costs(NamedTuple):
-    """What a program's actions take."""
+    """Costs of a program's actions."""
 
     work_ns: Callable[[Compute], int]
     frame_bytes: Callable[[Any], int]
-    """Of a program's messages: a `Part`, or a `Crossing`."""
+    """Frame size of a message, a `Part` or a `Crossing`."""
     codec_ns: Callable[[Any], tuple[int, int]] = lambda part: (0, 0)
-    """Encoding and decoding. A part that is forwarded is decoded while it is on its way to the next worker."""
+    """Durations of encoding and decoding. A forwarded part is decoded while in flight to the next worker."""
 
 
 def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> Trace:
-    """Return the trace of so many requests. In the first one TCP's windows open."""
+    """Return the trace of `requests` requests. TCP's windows open during the first."""
     job = SamplingJob(workers, requests)
     parts = list(job.numbers)
 

@@ -1,7 +1,7 @@
-"""What a worker of a program computes, and its messages as the codecs' real payloads; and all workers in one process.
+"""The computation of a program's worker, with real payloads of codecs as messages; and all workers in one process.
 
-Each worker has its own copy of what it received, and its own decoders. What is used when is decided by the program
-alone: staleness is a message that the program receives late.
+Each worker has its own copy of received data, and its own decoders. The program alone decides which data is used when:
+staleness is a message that the program receives late.
 """
 
 from __future__ import annotations
@@ -25,31 +25,30 @@ from testbed.jobs.sampling import Compute, SamplingJob
 
 _LENGTH = struct.Struct("<I")
 Stream = tuple[Kind, int, Tokens, int]
-"""What one codec's memory is of: the kind of message, the layer, the tokens, and which of its tensors (0 keys, 1
-values)."""
+"""Identifies one codec's stream: the kind of message, the layer, the tokens, and the tensor (0 keys, 1 values)."""
 CodecOf = Callable[[Stream, Context], Codec]
-"""Makes the codec of a stream, where it is not the same text for all."""
+"""Returns the codec of a stream, if it differs by stream."""
 Watch = Callable[[Part, Tensor, Tensor], None]
-"""Is told of keys and values as they were, (2, n, B, d), and as a receiver decoded them."""
+"""Receives keys and values in original form, (2, n, B, d), and as decoded by a receiver."""
 
 
 class Codecs(NamedTuple):
-    """What messages go through."""
+    """The codecs of messages."""
 
     keys_and_values: str | CodecOf = "fp32"
     boundary: str = "fp32"
-    """Of everything else, between stages."""
+    """Codec of everything else, between stages."""
     key_steps: int = 1
-    """In so many first steps, and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first
+    """In this many initial steps, and every `refresh_every` steps (0: never), stateful codecs restart with a first
     message."""
     refresh_every: int = 0
 
     def anew(self, step: int) -> bool:
-        """Say whether codecs begin anew in a step."""
+        """Return whether codecs restart in a step."""
         return step < self.key_steps or (self.refresh_every > 0 and step % self.refresh_every == 0)
 
     def make(self, stream: Stream) -> Codec:
-        """Make the codec of a stream. SpecError where there is no such codec."""
+        """Make the codec of a stream. SpecError for an unknown codec."""
         kind, layer, tokens, which = stream
         context = Context(0, (layer * TOKENS + tokens[0]) * 2 + which, "forward")
         wanted = self.keys_and_values if kind == "keys and values" else self.boundary
@@ -57,10 +56,10 @@ class Codecs(NamedTuple):
 
 
 class _End:
-    """One end of messages: the codecs of every stream that begins or ends here."""
+    """One end of messages: the codecs of every stream that starts or ends here."""
 
     def __init__(self, codecs: Codecs, *, once: bool = False) -> None:
-        """`once`: what was decoded is kept, and not decoded again."""
+        """`once`: keep decoded tensors, and never decode them again."""
         self._codecs = codecs
         self._decoded: dict[Part, list[Tensor]] | None = {} if once else None
         self.codecs: dict[Stream, Codec] = {}
@@ -104,22 +103,22 @@ class _End:
 
 
 class Conditions:
-    """What times and labels say to the layers: the same at every worker of a request."""
+    """Conditioning of layers by times and labels, the same at every worker of a request."""
 
     def __init__(self, model: Dit, labels: Tensor, steps: int) -> None:
         self.by_step = [model.condition(torch.full((len(labels),), step / steps), labels) for step in range(steps)]
         self.modulations: Callable[[int, int], Sequence[Tensor]] = functools.cache(
             lambda step, layer: model.block(layer).modulations(self.by_step[step])
         )
-        """Of a step and layer."""
+        """Modulations of a step and layer."""
 
 
 class TokenWorker(SamplingNode):
-    """What a worker of a `Program` holds of a request. All tensors have a place for every token, (T, B, ...)."""
+    """A worker's state of a request under a `Program`. All tensors have room for every token, (T, B, ...)."""
 
     watch: Watch | None = None
     sent: dict[Part, Tensor]
-    """Keys and values as they were, where somebody watches: shared by all workers."""
+    """Original keys and values, if watched; shared by all workers."""
 
     def __init__(self, job: SamplingJob, place: int, model: Dit, steps: int, codecs: Codecs) -> None:
         super().__init__(job, place)
@@ -127,7 +126,7 @@ class TokenWorker(SamplingNode):
         self.sender, self.receiver = _End(codecs), _End(codecs)
 
     def begin(self, noise: Tensor, conditions: Conditions) -> None:
-        """Forget the last request, and begin with noise (T, B, 4)."""
+        """Discard the last request, and start with noise (T, B, 4)."""
         size, (tokens, images, _) = self._model.size, noise.shape
         self._conditions = conditions
         self.pixels, self.velocity = noise.clone(), torch.zeros(tokens, images, TOKEN_PIXELS)
@@ -138,7 +137,7 @@ class TokenWorker(SamplingNode):
 
     @property
     def images(self) -> Tensor:
-        """What this worker has of the images, (B, 64): worker 0 has all of it at the end."""
+        """This worker's view of the images, (B, 64); complete at worker 0 at the end."""
         return to_images(self.pixels)
 
     def compute(self, action: Compute) -> None:
@@ -177,7 +176,7 @@ class TokenWorker(SamplingNode):
             place.copy_(value)
 
     def _tensors(self, part: Part) -> list[Tensor]:
-        """Return where a part lies, as views."""
+        """Return views of a part's tensors."""
         at = slice(*part.tokens)
         match part.kind:
             case "keys and values":
@@ -191,24 +190,22 @@ class TokenWorker(SamplingNode):
 
 
 class Workers:
-    """The workers of a program in one process, for one request after another."""
+    """The workers of a program in one process, for successive requests."""
 
     def __init__(self, model: Dit, program: Program, codecs: Codecs, *, decode_once: bool = False) -> None:
-        """`decode_once`: what several workers receive is decoded by the first of them, which gives the others what they
-        would have. SpecError for a program or a codec that cannot be.
-        """
+        """`decode_once`: a message's first receiver decodes it for all. SpecError for an invalid program or codec."""
         self._model, self._steps = model, program.steps
         self._job = SamplingJob(program.actions(), 1)
         places = range(program.workers)
         self.workers = [TokenWorker(self._job, place, model, program.steps, codecs) for place in places]
-        if decode_once:  # whoever is the first: it needs what the others decoded before
+        if decode_once:  # the first receiver varies, and needs what others decoded before
             shared = _End(codecs, once=True)
             for worker in self.workers:
                 worker.receiver = shared
 
     @torch.no_grad()
     def sample(self, noise: Tensor, labels: Tensor, watch: Watch | None = None) -> Sampled:
-        """Sample images from noise (T, B, 4). CodecError as it comes."""
+        """Sample images from noise (T, B, 4). Raises CodecError."""
         conditions, sent = Conditions(self._model, labels, self._steps), dict[Part, Tensor]()
         for worker in self.workers:
             worker.watch, worker.sent = watch, sent

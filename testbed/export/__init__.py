@@ -1,6 +1,6 @@
-"""Results for other programs: how does a run look in CSV, Parquet, pandas, TensorBoard and Perfetto? Starts nothing.
+"""Exports results to other programs, as CSV, Parquet, pandas, TensorBoard and Perfetto. Runs nothing.
 
-columns       what the tables hold, and the README that is drawn from it
+columns       the columns of the tables, and the README generated from them
 rows          a run's files as rows of the tables
 table_files   the tables as CSV or Parquet files, and as pandas frames
 event_files   event files for TensorBoard
@@ -26,13 +26,13 @@ FORMATS: Mapping[str, Callable[[Iterable[Run], Path], list[Path]]] = {
     "tensorboard": event_files.write_event_files,
     "perfetto": perfetto.write_timelines,
 }
-"""Name of each format -> what writes it."""
+"""Name of each format -> its writer."""
 
 
 def runs_to_export(experiment: Path) -> list[Run]:
-    """Return every run of the cells of a folder's last sweep, also those that failed.
+    """Return all runs of the cells of a folder's last sweep, including failed ones.
 
-    ResultsError when there is none.
+    ResultsError if there are none.
     """
     exported = [run for cell_id in last_sweep(experiment).cells for run in runs(experiment, cell_id)]
     if not exported:
@@ -42,10 +42,10 @@ def runs_to_export(experiment: Path) -> list[Run]:
 
 
 def export(experiment: Path, form: str, folder: Path) -> list[Path]:
-    """Write the runs of an experiment's last sweep to `folder`, which is made; return the files or folders written.
+    """Write the runs of an experiment's last sweep to `folder`, which is created; return the files or folders written.
 
-    UnknownNameError for a form that is not in FORMATS, ResultsError where there are no results, SpecError where they
-    cannot be written.
+    UnknownNameError for a form that is not in FORMATS, ResultsError without results, SpecError if they cannot be
+    written.
     """
     if form not in FORMATS:
         raise UnknownNameError("format", form, FORMATS)

@@ -1,12 +1,16 @@
-"""The tables of an export, column by column, and the README drawn from them.
+"""The columns of the exported tables, and the README generated from them.
 
-Units end a name, and what a number means is said once: here, or at the record's field. Times are seconds of the
-emulated world, as in the report; a run's count from the beginning of its first step. Certificates describe the links as
-the lab had them, dilation included.
+Names end with units. Each column is described once: here, or at the record's field. Times are seconds of the emulated
+world, as in the report; moments of a run are relative to the beginning of its first step. Certificates describe the
+links of the lab, including dilation.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -21,7 +25,7 @@ from testbed.spec import Cell, Paced
 Kind = Literal["text", "integer", "real", "boolean"]
 _ARROW = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64(), "boolean": pa.bool_()}
 PANDAS = {"text": "str", "integer": "Int64", "real": "float64", "boolean": "boolean"}
-"""The type of each kind of column in pandas, chosen so that missing values do not turn a count into a float."""
+"""Pandas type of each kind of column, chosen so that missing values do not turn a count into a float."""
 
 
 class ExportColumn(NamedTuple):
@@ -40,7 +44,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def _kind(annotation: Any) -> Kind:
-    # bool before int, of which it is a subclass; lists and names are text
+    # bool before int, because it is a subclass of int; lists and names are text
     if not isinstance(annotation, type):
         return "text"
     return next((kind for of, kind in _KINDS.items() if issubclass(annotation, of)), "text")
@@ -50,14 +54,27 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "real"}
 _PAIR = ("low", "high")
 
 
+def _descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstrings of a record's fields, by field. Pydantic reads them too, whenever a program starts."""
+    described = {}
+    for record in reversed([each for each in model.__mro__ if each.__module__.startswith("testbed.")]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in itertools.pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                described[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return described
+
+
 def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[ExportColumn]:
-    """Yield a column for each field of a record: inner records' with a dot, those of all kinds where there are several,
-    pairs of numbers as `.low` and `.high`.
+    """Yield a column for each field of a record: dotted for inner records (of every possible class), and `.low` and
+    `.high` for pairs of numbers.
     """
+    descriptions = _descriptions(model)
     for name, field in model.model_fields.items():
-        if name in skip:
+        if name in skip or field.exclude:
             continue
-        annotation, what = _plain(field.annotation), " ".join((field.description or "").split())
+        annotation, what = _plain(field.annotation), descriptions.get(name, "")
         if records := records_in(field.annotation):
             inner: dict[str, ExportColumn] = {}
             for record in records:
@@ -71,36 +88,38 @@ def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix
 
 
 class _RunRow(Frozen):
-    """What names a run in every table."""
+    """The columns that identify a run in every table."""
 
     cell_id: str
-    """The cell's id, which is the name of its folder."""
+    """The cell's id, also the name of its folder."""
     run: int
     """Number of the run among those of its cell."""
 
 
 class _Network(_RunRow):
-    """The first columns of the table of runs; those of its cell follow."""
+    """The first columns of the table of runs, before those of the cell."""
 
     folder: str
-    """Folder of the run's files, below the folder that was exported."""
+    """Folder of the run's files, relative to the exported folder."""
     codec: str
     """The codec's text, as in int8, ef(topk(0.1)) or 'fwd=bf16, bwd=int8'."""
     network: str
     """Profiles of the links."""
     up_rate_bps: int
-    """Rate asked for on the slowest uplink; missing where none is shaped."""
+    """Requested rate of the slowest uplink; missing if none is shaped."""
     down_rate_bps: int
-    """Rate asked for on the slowest downlink; missing where none is shaped."""
+    """Requested rate of the slowest downlink; missing if none is shaped."""
     round_trip_s: float
-    """The longest of the links' delays, both ways, without serialisation; 0 where unshaped."""
+    """Longest round-trip delay of the links, without serialisation; 0 if unshaped."""
+    fault: str
+    """Faults of the links, in words; missing without any."""
 
 
 class _Machine(Frozen):
-    """Its last columns."""
+    """The last columns of the table of runs."""
 
     taken_at: str
-    """UTC, ISO 8601: when the run began."""
+    """Time at which the run began, UTC, ISO 8601."""
     cpu_model: str
     """The machine's processor."""
     cores: int
@@ -113,13 +132,13 @@ class _StepRow(_RunRow):
     """A row of the table of steps."""
 
     stage: int
-    """First stage 0."""
+    """Number of the stage, from 0."""
     phase: str
     """train, evaluation (with the codec in place) or uncompressed (an evaluation with fp32 at the boundaries)."""
     step: int
     """Optimiser steps done before this one."""
     measured: bool
-    """Whether the step counts in timing statistics: warm-up and evaluations do not."""
+    """Whether the step counts in timing statistics; warm-up steps and evaluations do not."""
     begin_s: float
     """When the whole pipeline's step began, s since the first step began."""
     step_s: float
@@ -147,17 +166,17 @@ class _StepRow(_RunRow):
     synchronise_s: float
     """Waiting for the gradient norm of all stages."""
     overruns: int
-    """Actions whose maths took longer than on the device; missing where nothing is paced."""
+    """Actions whose maths took longer than on the device; missing if nothing is paced."""
     loss: float
-    """Nats per token, or image; known at the last stage only."""
+    """Nats per token or image; known at the last stage only."""
     accuracy: float
-    """Of an evaluation on images: the share that is named right."""
+    """In an evaluation on images: share of images classified correctly."""
     gradient_norm: float
-    """Over all stages, before it is clipped."""
+    """Gradient norm over all stages, before clipping."""
     learning_rate: float
     """The learning rate of this step."""
     tokens: int
-    """Tokens, or images, in the step's batch."""
+    """Tokens or images in the step's batch."""
     sent_frames: int
     """Frames that this stage sent."""
     sent_raw_bytes: int
@@ -165,9 +184,9 @@ class _StepRow(_RunRow):
     sent_payload_bytes: int
     """Size of their payloads."""
     sent_frame_bytes: int
-    """Size of the frames: payloads and our headers."""
+    """Size of the frames: payloads and testbed's headers."""
     sent_wire_bytes: int
-    """IP packets that left the stage's interface since the record before this one."""
+    """Bytes of IP packets that left the stage's interface since the previous record."""
     retransmits: int
     """Segments that its sockets retransmitted since they were opened."""
 
@@ -186,21 +205,21 @@ class _Frame(_RunRow):
     direction: str
     """forward: activations; backward: their gradients."""
     microbatch: int
-    """From 0, counted through all passes of a step."""
+    """Number of the micro-batch, from 0 through all passes of a step."""
     raw_bytes: int
     """Size of the tensor as fp32."""
     payload_bytes: int
     """Size of the payload."""
     frame_bytes: int
-    """Size of the frame: payload and our header."""
+    """Size of the frame: payload and testbed's header."""
     queued_s: float
-    """When it was handed to the send thread, s since the first step began."""
+    """When the frame was handed to the send thread, s since the first step began."""
     first_byte_s: float
     """Just before its first byte was handed to the kernel, s since the first step began."""
     sent_s: float
-    """When the sender's kernel had taken its last byte, s since the first step began."""
+    """When the sender's kernel had accepted its last byte, s since the first step began."""
     received_s: float
-    """When the receiver had its last byte, s since the first step began."""
+    """When the receiver had read its last byte, s since the first step began."""
 
 
 class _Loss(_RunRow):
@@ -211,18 +230,18 @@ class _Loss(_RunRow):
     step: int
     """Optimiser steps done before the loss was taken."""
     training_s: float
-    """Time spent in training steps until then; evaluations are left out."""
+    """Time spent in training steps until then, excluding evaluations."""
     loss: float
     """Nats per token, or image."""
     accuracy: float
-    """Of an evaluation on images: the share that is named right."""
+    """In an evaluation on images: share of images classified correctly."""
 
 
 class _Link(_RunRow):
     """A row of the table of links."""
 
     at_s: float
-    """s since the first step began; negative while the stages connect."""
+    """Time of the sample, s since the first step began; negative while the stages connect."""
     link: str
     """node-0 in a star, boundary-0 in a line."""
     direction: str
@@ -232,27 +251,27 @@ class _Link(_RunRow):
     bytes: int
     """Size of the IP packets carried since the lab was built."""
     rate_bps: float
-    """Rate in IP packets since the sample before this one."""
+    """Rate of IP packets since the previous sample, in bits per second."""
     dropped_buffer: int
-    """Packets that the buffer dropped since the lab was built; all drops where the kernel gives no reasons."""
+    """Packets dropped by the buffer since the lab was built; all drops if the kernel gives no reasons."""
     dropped_loss: int
-    """Packets that the loss model dropped since the lab was built."""
+    """Packets dropped by the loss model since the lab was built."""
     backlog_bytes: int
-    """Bytes held at this moment."""
+    """Bytes queued at this moment."""
 
 
 class _Certificate(_RunRow):
-    """The first columns of the table of certificates; those of what was measured follow."""
+    """The first columns of the table of certificates, before those of the measurement."""
 
     when: str
-    """before or after (the run)."""
+    """Whether it was made before or after the run."""
     taken_at: str
     """UTC, ISO 8601."""
     counts: bool
-    """False: it belongs to a first attempt that failed and was repeated."""
+    """False for a failed first attempt that was repeated."""
 
 
-_CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec"})
+_CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec", "fault"})
 _SUMMARY_SKIPPED = frozenset({"cell_id", "engine", "timing", "dilation"})
 
 TABLES: dict[str, tuple[ExportColumn, ...]] = {
@@ -274,7 +293,7 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
 
 
 def schema(table: str) -> Any:
-    """Return the pyarrow schema of a table; what a column means is in its metadata."""
+    """Return the pyarrow schema of a table, with the description of each column in its metadata."""
     return pa.schema(
         [pa.field(column.name, _ARROW[column.kind], metadata={"what": column.what}) for column in TABLES[table]]
     )
@@ -282,7 +301,7 @@ def schema(table: str) -> Any:
 
 _HEAD = """# Results for other programs
 
-<!-- Drawn from columns.py by `python -m testbed docs` -->
+<!-- Generated from columns.py by `python -m testbed docs` -->
 
 ```
 python -m testbed export results/default --to csv          # or parquet: six tables; columns.csv describes them
@@ -290,8 +309,8 @@ python -m testbed export results/default --to tensorboard  # needs pip install '
 python -m testbed export results/default --to perfetto     # one timeline per run, for https://ui.perfetto.dev
 ```
 
-Files go to `results/default/export/FORMAT`, or where `-o` says. All runs of the last sweep's cells are there, also
-those that failed: see `status`.
+Files go to `results/default/export/FORMAT`, or to the folder given with `-o`. They cover all runs of the last sweep's
+cells, including failed ones: see `status`.
 
 In Python:
 
@@ -316,22 +335,21 @@ columns = pandas.read_csv("export/csv/columns.csv").set_index(["table", "column"
 pandas.read_csv("export/csv/steps.csv", dtype=columns["steps"].to_dict())
 ```
 
-Times are seconds of the emulated world, as in the report: where the lab was dilated, measured times are divided by
-`compute.dilation`. Certificates describe the links as the lab had them. What is unknown is missing, never 0.
+Times are seconds of the emulated world, as in the report: measured times of a dilated lab are divided by
+`compute.dilation`. Certificates describe the links of the lab. An unknown value is missing, never 0.
 
-In a timeline each stage has a track with its actions and waits; each directed boundary has a track with the frames in
-flight, tied by arrows to the actions that sent and used them; each link and direction has a counter with the rate that
-it carried.
+In a timeline, each stage has a track with its actions and waits; each directed boundary has a track with the frames in
+flight, with arrows to the actions that sent and used them; each link and direction has a counter of its rate.
 """
 
 
 def draw_export_page() -> str:
-    """Draw the README of the tables, in Markdown."""
+    """Generate the README of the tables, in Markdown."""
     parts = [_HEAD]
     for name, columns in TABLES.items():
         rows = "".join(
             f"| `{column.name}` | {PANDAS[column.kind]} | {column.what.replace('|', chr(92) + '|')} |\n"
             for column in columns
         )
-        parts.append(f"## {name}\n\n| column | type | what it is |\n| --- | --- | --- |\n{rows}")
+        parts.append(f"## {name}\n\n| column | type | description |\n| --- | --- | --- |\n{rows}")
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Write runs as event files that TensorBoard shows: one folder per run, with losses and step times by step."""
+"""Writes runs as event files for TensorBoard: one folder per run, with losses and step times by step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LOSSES = {"train": "loss/train", "evaluation": "loss/validation", "uncompressed
 
 
 def scalars(recorded: RecordedRun) -> Iterator[tuple[str, int, float, float]]:
-    """Yield every number of a run that has a value per step: its tag, the step, the value, and when that was: seconds
-    of the emulated world since the first step began.
+    """Yield every per-step number of a run: its tag, the step, the value, and its time in seconds of the emulated world
+    since the first step began.
     """
     for step in recorded.steps:
         at = recorded.moment(step.end_ns)
@@ -39,7 +39,7 @@ def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
 
     Earlier exports are replaced.
 
-    CapabilityError where the package tensorboard is not installed.
+    CapabilityError if the package tensorboard is not installed.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -47,7 +47,7 @@ def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise CapabilityError(
-            f"event files are written with the package tensorboard, which cannot be imported ({error}); install it: "
+            f"event files need the package tensorboard, which cannot be imported ({error}); install it: "
             "pip install 'testbed[tensorboard]'"
         ) from None
     made = []

@@ -1,8 +1,8 @@
-"""Write a run's timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""Writes a run's timeline in the Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Each stage has a track with its actions and waits; each directed boundary a track with the frames in flight, tied by
-arrows to the actions that sent and used them; each link and direction a counter with the rate that it carried. Times
-are microseconds of the emulated world since the first step began.
+Each stage has a track with its actions and waits; each directed boundary a track with the frames in flight, with arrows
+to the actions that sent and used them; each link and direction a counter of its rate. Times are microseconds of the
+emulated world since the first step began.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from testbed.metrics import PipelineStep
 from testbed.metrics.spans import flights, overran, spans
 from testbed.records import ActionRecord
 from testbed.results import Run
+from testbed.trace.observations import Span
 
 Event = dict[str, Any]
 STAGES, BOUNDARIES, LINKS = 1, 2, 3
@@ -67,7 +68,7 @@ def _stages(recorded: RecordedRun, step: PipelineStep) -> Iterator[Event]:
 def _boundaries(
     recorded: RecordedRun, step: PipelineStep, threads: Mapping[tuple[int, int], int], first: int
 ) -> Iterator[Event]:
-    """Yield the frames of a step. They overlap, so they are asynchronous events; `first` is the id of the first one."""
+    """Yield the frames of a step as asynchronous events, because they overlap; `first` is the id of the first one."""
     used: list[dict[tuple[str, int], ActionRecord]]
     used = [{(action.kind, action.microbatch): action for action in record.actions} for record in step.records]
     for number, flight in enumerate(flights(step.records), start=first):
@@ -80,7 +81,7 @@ def _boundaries(
         source, target = used[flight.sender].get(key), used[flight.receiver].get(key)
         if source is not None and target is not None and source.input_ns < source.encoded_ns:
             arrow = {"name": name, "cat": "flow", "pid": STAGES, "id": number}
-            # An arrow must start inside the slice that it leaves, and a slice's end is not inside.
+            # An arrow must start inside its source slice, which excludes the slice's end.
             yield arrow | {"ph": "s", "tid": flight.sender, "ts": _us(recorded, source.computed_ns)}
             yield arrow | {"ph": "f", "bp": "e", "tid": flight.receiver, "ts": _us(recorded, target.input_ns)}
 
@@ -121,3 +122,28 @@ def write_timelines(runs: Iterable[Run], folder: Path) -> list[Path]:
         paths.give_to_user(path)
         made.append(path)
     return made
+
+
+def write_observed(spans: Sequence[Span], path: Path) -> None:
+    """Write the timeline of an observed job: a group of tracks per rank. Operations, and waits of several threads, may
+    overlap, so each is a pair of events.
+    """
+    tracks = {"steps": 0, "waits": 1, "operations": 2}
+    names: list[Event] = []
+    for rank in sorted({span.rank for span in spans}):
+        about: Event = {"ph": "M", "pid": rank, "ts": 0}
+        names.append(about | {"name": "process_name", "tid": 0, "args": {"name": f"rank {rank}"}})
+        names += [about | {"name": "thread_name", "tid": tid, "args": {"name": name}} for name, tid in tracks.items()]
+    timed: list[Event] = []
+    for number, span in enumerate(spans):
+        about = {"name": span.name, "cat": span.track, "pid": span.rank, "tid": tracks[span.track]}
+        begin, end = round(span.begin_ns / 1e3, 3), round(span.end_ns / 1e3, 3)
+        if span.track == "steps":
+            timed.append(about | {"ph": "X", "ts": begin, "dur": round(end - begin, 3)})
+        else:
+            timed.append(about | {"ph": "b", "id": number, "ts": begin, "args": span.about})
+            timed.append(about | {"ph": "e", "id": number, "ts": end})
+    timed.sort(key=lambda event: event["ts"])  # stable: an empty operation begins before it ends
+    content = {"displayTimeUnit": "ms", "traceEvents": [*names, *timed]}
+    path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf8")
+    paths.give_to_user(path)

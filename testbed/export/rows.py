@@ -1,4 +1,4 @@
-"""Turn a run's files into rows of the tables; columns.py says what they mean."""
+"""Turns a run's files into rows of the tables; columns.py describes their columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZES = ("raw_bytes", "payload_bytes", "frame_bytes")
 
 
 class RecordedRun:
-    """One run, whose files are read once each, when they are needed."""
+    """One run, whose files are each read once, on first use."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -33,7 +33,7 @@ class RecordedRun:
     @cached_property
     def stages(self) -> list[list[StepRecord]]:
         """The records of each stage, first stage first."""
-        return [self.run.steps(stage) for stage in range(self.cell.nodes)]
+        return self.run.all_steps()
 
     @cached_property
     def steps(self) -> list[PipelineStep]:
@@ -41,7 +41,7 @@ class RecordedRun:
 
     @cached_property
     def origin_ns(self) -> int | None:
-        """When the first step began; None where none did."""
+        """When the first step began; None if there is none."""
         return self.steps[0].begin_ns if self.steps else None
 
     def seconds(self, duration_ns: float) -> float:
@@ -66,18 +66,19 @@ def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def run_rows(recorded: RecordedRun) -> Iterator[Row]:
-    """Yield one row: the cell, its results, the machine."""
+    """Yield one row with the cell, its results and the machine."""
     cell, summary, environment = recorded.cell, recorded.run.summary, recorded.run.environment
-    pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.profiles]
+    pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.all_profiles]
     absent = {"codec_rates"} if cell.codec_rates is None else set[str]()  # its columns stay empty
     row: Row = {
-        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles", *absent}))),
+        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles", "sites", "fault", *absent}))),
         "compute.dilation": cell.compute.dilation,
         "folder": f"{recorded.run.folder.parent.name}/{recorded.run.folder.name}",
         "network": cell.network,
-        "up_rate_bps": min((link.up.rate_bps for link in cell.profiles if link.up), default=None),
-        "down_rate_bps": min((link.down.rate_bps for link in cell.profiles if link.down), default=None),
+        "up_rate_bps": min((link.up.rate_bps for link in cell.all_profiles if link.up), default=None),
+        "down_rate_bps": min((link.down.rate_bps for link in cell.all_profiles if link.down), default=None),
         "round_trip_s": max(sum(pipe.delay_ns for pipe in pair) for pair in pipes) / 1e9,
+        "fault": cell.fault_words,
         "status": "unfinished",
         **{name: environment.get(name) for name in ("taken_at", "cpu_model", "cores", "kernel")},
     }
@@ -118,7 +119,7 @@ def step_rows(recorded: RecordedRun) -> Iterator[Row]:
 
 
 def frame_rows(recorded: RecordedRun) -> Iterator[Row]:
-    """Yield one row per frame, in the order in which they were sent, stage by stage."""
+    """Yield one row per frame, stage by stage, in the order of their sends."""
     for step in recorded.steps:
         for flight in flights(step.records):
             sent, received = flight.sent, flight.received
@@ -188,4 +189,4 @@ MAKERS = {
     "links": link_rows,
     "certificates": certificate_rows,
 }
-"""Name of each table -> what makes its rows of one run."""
+"""Name of each table -> the function that makes its rows for one run."""

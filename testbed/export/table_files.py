@@ -1,4 +1,4 @@
-"""Write the tables as CSV or Parquet files, or make pandas frames of them."""
+"""Writes the tables as CSV or Parquet files, or converts them to pandas frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.results import Run
 
 Format = Literal["csv", "parquet"]
 DICTIONARY = "columns.csv"
-"""The file beside the tables that describes their columns: table, column, pandas' type, meaning."""
+"""The file that describes the columns of the tables: table, column, pandas type, meaning."""
 
 
 def _batch(table: str, recorded: RecordedRun) -> Any:
@@ -35,7 +35,7 @@ def _writer(path: Path, table: str, form: Format) -> Any:
 def write_tables(runs: Iterable[Run], folder: Path, form: Format) -> list[Path]:
     """Write one file per table, and a description of their columns, into an existing folder; return the files.
 
-    One run at a time is held in memory. SpecError when a file cannot be written.
+    Holds one run at a time in memory. SpecError if a file cannot be written.
     """
     files = {table: folder / f"{table}.{form}" for table in TABLES}
     dictionary = folder / DICTIONARY
@@ -64,7 +64,7 @@ def _dictionary() -> dict[str, list[str]]:
 def pandas_frame(table: str, runs: Iterable[Run]) -> Any:
     """Return one table as a pandas.DataFrame.
 
-    Missing values do not turn counts into floats or truth values into objects.
+    Missing values turn neither counts into floats nor booleans into objects.
     """
     batches = [_batch(table, recorded) for recorded in map(RecordedRun, runs)]
     return pa.Table.from_batches(batches, schema=schema(table)).to_pandas(types_mapper=pandas_type)

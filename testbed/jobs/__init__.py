@@ -1,16 +1,17 @@
-"""What does every place of a job do? Each kind of job is told here once, and run everywhere.
+"""Programs of the places of a job: each kind of job is described once, here, and every interpreter runs that.
 
-actions        what a place may do: the vocabulary of programs
-loop           runs all places in one process: with maths or without, in time or without, over links that are formulas
-recorder       what each place did in a step: the actions and messages of its records
+actions        the actions that a program may yield
+loop           runs all places in one process, with or without maths, time, and links as formulas
+draws          durations that vary: drawn, stragglers, slow nodes
+recorder       records what each place did in a step: actions and messages
 
-pipeline       layers cut into stages; schedule says in which order a stage works
+pipeline       layers cut into stages; schedule gives the order of a stage's actions
 data_parallel  workers that hold whole models and exchange what they computed
-decision       what may change meanwhile, and how one of them tells the others
-asynchronous   the same with a server that waits for nobody
-hybrid         pipelines within replicas, data parallel training across them; replicas come and go
-context        sequences cut over nodes that exchange keys and values
-sampling       workers that sample images, each by a list of actions
-decode         a language model's layers cut into stages, which decode tokens one after another
-kind           other kinds: those of a table `job` in an experiment, ours and anybody's
+decision       parameters that may change during training, and how the leader announces them
+asynchronous   workers and a server that never waits for a particular worker
+hybrid         pipelines within replicas, data parallel across them; replicas may leave and return
+context        sequences split over nodes that exchange keys and values
+sampling       workers that sample images, each following a list of actions
+decode         autoregressive decoding by a language model cut into stages
+kind           kinds named by an experiment's `job` table, shipped or user-defined
 """

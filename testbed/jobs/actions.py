@@ -1,20 +1,21 @@
-"""What a place of a job may do, and what it gets back. docs/jobs.md explains the table and shows an example.
+"""Actions that a place of a job may yield, and what each returns. docs/jobs.md explains them with an example.
 
 A job is one program per place: a generator that yields actions and is sent what they return. Programs know no torch, no
-sockets and no clock; interpreters (`loop`, `live`) know no kind of job. Values, which `Work` and `Decode` return, are
-opaque: a program passes them on within a step and never looks inside, so it runs the same with tensors and with None.
+sockets and no clock; interpreters (`loop`, `live`) know nothing about kinds of jobs. The values that `Work` and
+`Decode` return are opaque: a program passes them on within a step and never inspects them, so it runs the same with
+tensors and with None.
 
              one event loop                                       over sockets (`live`)
 Begin        names the action of the records that follows         the same
 Work         the node's `work`, then its cost                     the node's `work`, paced to its cost
 Encode       the node's `encode`, then its cost                   the same
 Decode       the node's `decode`, then its cost                   the same
-Send         the links say when the last byte arrives             queued for the peer's socket
+Send         the links compute the last byte's arrival            queued for the peer's socket
 Receive      waits for that byte                                  waits for the frame
 Collect      all that had arrived; refused where time stands      all frames that had arrived
 Fork, Wait   another lane of the node; its end, or a delivery     another thread; its end
-Meet         everybody's values, when the last one is there       over a control plane that crosses no link
-EndStep      asks whether the job goes on                         the same
+Meet         all places' values, once the last has arrived        over a control plane that crosses no link
+EndStep      asks whether the job continues                       the same
 """
 
 from __future__ import annotations
@@ -26,66 +27,66 @@ from testbed.message_key import Phase
 
 
 class Key(NamedTuple):
-    """Which message, or which piece of work. No two messages from one node to another have the same key."""
+    """Identifies a message or a piece of work. All messages from one node to another have distinct keys."""
 
     what: str
-    """'activation', 'gradient', 'aggregate': what people call it."""
+    """The kind of message or work: 'activation', 'gradient', 'aggregate'."""
     step: int
     part: int = 0
-    """Within the step: a micro-batch, a hop, a layer."""
+    """Index within the step: a micro-batch, a hop, a layer."""
     origin: int = 0
-    """The place whose value it is, where several places have one of their own."""
+    """The place that owns the value, where several places have one each."""
     phase: Phase = "train"
 
 
 class Encoded(NamedTuple):
-    """What a node makes of a value."""
+    """An encoded value, as a node returns it."""
 
     payload: Sized
     raw_bytes: int = 0
     choice: str | None = None
-    """The last two as in `Message`."""
+    """See `Message` for the last two fields."""
 
 
 class Message(NamedTuple):
-    """What `Encode` and `Receive` return. It may be sent any number of times, and passed on undecoded."""
+    """Returned by `Encode` and `Receive`. It may be sent any number of times, and forwarded without decoding."""
 
     key: Key
     payload: Sized
     source: int = -1
-    """The place that sent it; -1: it was made here, and not sent yet."""
+    """The sending place; -1 for a local message that has not been sent."""
     raw_bytes: int = 0
-    """Its tensors as fp32: known where it was encoded, and not sent along."""
+    """Size of its tensors as fp32; known only where it was encoded, never transmitted."""
     choice: str | None = None
-    """What its codec chose by what it measures of its link, likewise."""
+    """The choice of a codec that adapts to its link; also known only at the encoder."""
     note: bytes = b""
-    """What the sender's program said beside the payload."""
+    """Bytes that the sender's program attached to the payload."""
     first_byte_ns: int = 0
-    """When the sender handed its first byte over; 0 where time stands still."""
+    """When the sender queued its first byte; 0 in a run without time."""
     last_byte_ns: int = 0
-    """When the receiver had its last byte."""
+    """When its last byte reached the receiver."""
     round_trip_ns: int | None = None
-    """The shortest round trip that the connection has seen so far, where there is a connection."""
+    """The connection's minimum round trip so far; None without a connection."""
 
 
 class Sent(NamedTuple):
-    """When a message left: what observers are told of a `Send` where it is known."""
+    """Times at which a message left; passed to observers of a `Send` where known."""
 
     first_byte_ns: int
     last_byte_ns: int
-    """As in `records.SentRecord`."""
+    """See `records.SentRecord`."""
 
 
 class Begin(NamedTuple):
-    """What follows on this lane, up to the next `Begin`, is one action of the records: forward 3, update 7."""
+    """Begin an action of the records, such as forward 3 or update 7. It lasts until the next `Begin` on this lane."""
 
     kind: str | None = None
-    """None: what follows belongs to the step, and to none of its actions."""
+    """None: what follows belongs to the step but to no action."""
     number: int = 0
 
 
 class Work(NamedTuple):
-    """Compute; returns the node's value."""
+    """Compute; returns the node's result."""
 
     what: str
     key: Key
@@ -93,27 +94,27 @@ class Work(NamedTuple):
 
 
 class Encode(NamedTuple):
-    """Make a message of a value; returns the message."""
+    """Encode a value; returns the message."""
 
     key: Key
     value: Any = None
 
 
 class Decode(NamedTuple):
-    """Make values of messages, in one go; returns as many, in order."""
+    """Decode messages together; returns their values, in order."""
 
     messages: tuple[Message, ...]
 
 
 class Send(NamedTuple):
-    """Hand a message over and go on at once. Messages to one peer leave in order."""
+    """Queue a message and continue without waiting. Messages to one peer leave in order."""
 
     message: Message
     peer: int
     note: bytes = b""
-    """Travels with the payload, counts in its size, and can be read before anything is decoded."""
+    """Sent with the payload, counted in its size, and readable without decoding."""
     awaited: bool = False
-    """Whether a `Wait` for its delivery follows."""
+    """Whether the program will `Wait` for its delivery."""
 
 
 class Receive(NamedTuple):
@@ -124,19 +125,19 @@ class Receive(NamedTuple):
 
 
 class Collect(NamedTuple):
-    """Wait for messages of any key; returns all that had arrived by then, in the order of arrival. What arrives in the
-    very nanosecond has arrived.
+    """Wait for messages of any key; returns all that have arrived, in order of arrival, including those that arrive in
+    the same nanosecond.
     """
 
     peers: tuple[int, ...]
     at_least: int = 0
-    """Wait until so many have arrived."""
+    """Wait until this many have arrived."""
     until_ns: int = 0
     """Wait until this time, counted from the start of the job."""
 
 
 class Fork(NamedTuple):
-    """Have another lane of this node run a program, beside this one. A lane runs what it is given in turn."""
+    """Run a program on another lane of this node, concurrently. A lane runs its programs one after another."""
 
     lane: str
     key: Key
@@ -144,31 +145,31 @@ class Fork(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait for a forked program, and return what it returned; or, with a peer, until that peer has a message whole."""
+    """Wait for a forked program and return its result; or, with a peer, wait until that peer has received a message."""
 
     key: Key
     peer: int | None = None
 
 
 class Meet(NamedTuple):
-    """Wait for all places; returns everybody's value, by place."""
+    """Barrier over all places; returns the value of each, by place."""
 
     value: Any = None
     places: tuple[int, ...] | None = None
-    """Wait for these only, this one among them; returns their values, in this order."""
+    """Limit the barrier to these places, including this one; returns their values, in this order."""
 
 
 class EndStep(NamedTuple):
-    """This place has ended a step, or an evaluation. Returns True: the job goes on; False: it ends here, as somebody
-    asked for; None: its time is spent.
+    """End a step or an evaluation of this place. Returns True: continue; False: a stop was requested; None: the time
+    budget is exhausted.
     """
 
     number: int
     phase: Phase = "train"
     idle: bool = False
-    """Whether it did nothing in it: what it has done since the step before belongs to one that ends later."""
+    """Whether the place did nothing in this step: its work since the previous step belongs to one that ends later."""
     at_action: bool = False
-    """Whether it had ended when the action under way began, which belongs to the next one."""
+    """Whether the step ended when the current action began; that action belongs to the next step."""
 
 
 Action = Begin | Work | Encode | Decode | Send | Receive | Collect | Fork | Wait | Meet | EndStep
@@ -176,45 +177,47 @@ Program = Generator[Action, Any, Any]
 
 
 class Job(Protocol):
-    """A kind of job with its numbers."""
+    """A kind of job with its parameters."""
 
     @property
     def places(self) -> Sequence[str]:
-        """The names of its places."""
+        """Names of its places."""
         ...
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a place does, from that step on."""
+        """Return the program of a place, from right after the end of the step before that one: an evaluation that is
+        due then comes first.
+        """
         ...
 
 
 class Node(Protocol):
-    """What a place has: a model, kept activations, codecs with their state, an optimiser. All that touches torch."""
+    """The state of a place: model, kept activations, codecs, optimiser. Only nodes use torch."""
 
     def work(self, what: str, key: Key, value: Any) -> Any:
         """Compute."""
         ...
 
     def encode(self, key: Key, value: Any) -> Encoded:
-        """Return the payload of a message. CodecError as from the codec."""
+        """Return the payload of a message. Raises the codec's CodecError."""
         ...
 
     def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
-        """Return the values of messages, in order. CodecError as from the codec."""
+        """Return the values of messages, in order. Raises the codec's CodecError."""
         ...
 
 
 class Sizes(NamedTuple):
-    """A node without maths, which knows how large messages are."""
+    """A node without maths that knows the sizes of messages."""
 
     size: Callable[[Key], int]
-    """The bytes of a message that is encoded here."""
+    """Size in bytes of a message that this node encodes."""
 
     def work(self, what: str, key: Key, value: Any) -> None:
         """Compute nothing."""
 
     def encode(self, key: Key, value: Any) -> Encoded:
-        """Return something that is so long, and empty."""
+        """Return a placeholder of the right length, without content."""
         return Encoded(range(self.size(key)))
 
     def decode(self, messages: Sequence[Message]) -> Sequence[None]:

@@ -1,11 +1,12 @@
-"""Asynchronous rounds: a server has the weights, applies what has arrived, and waits for nobody.
+"""Asynchronous rounds: a server holds the weights and applies whatever has arrived, without waiting for a particular
+worker.
 
-A worker goes on at its own pace: it makes its local steps, sends what these changed, and begins its next round with the
-server's answer. A step is one application by the server: every so often, or as soon as so many messages have arrived.
-Whoever had sent one of them is answered with the new weights. The note of an answer is the number of the server's
-steps; where the payload is empty, training has ended.
+Each worker runs at its own pace: it makes its local steps, sends the resulting change, and starts its next round from
+the server's reply. A step is one update by the server, triggered by a period or by a number of arrived messages. The
+server sends the new weights to the sender of each of those messages. The note of a reply holds the number of server
+steps; an empty payload means that training has ended.
 
-The server goes on without a worker that is lost; with a buffer, as soon as all that are left have been heard.
+The server continues without a lost worker; with a buffer, it then updates once every remaining worker has reported.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from testbed.errors import CodecError, TransportError
 from testbed.jobs.actions import Begin, Collect, Decode, Encode, EndStep, Key, Message, Program, Send, Work
 
 GOODBYE = "goodbye"
-"""What a server's last message is called."""
+"""Name of the server's last message."""
 _STEP = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class AsynchronousJob:
-    """Workers, and a server, the last place."""
+    """Workers and a server; the server is the last place."""
 
     local_steps: Sequence[int]
-    """By worker."""
+    """Per worker."""
     steps: int
-    """Of the server."""
+    """Steps of the server."""
     period_ns: int | None = None
-    """It applies what has arrived every so often."""
+    """Update once per period; one of `period_ns` and `buffer` is None."""
     buffer: int | None = None
-    """As soon as so many messages have arrived; one of the two is None."""
+    """Update as soon as this many messages have arrived."""
     evaluate_every: int | None = None
-    """The server evaluates after so many steps, and after the last; 0: only after the last; None: never."""
+    """The server evaluates after every this many steps and after the last; 0: only after the last; None: never."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -43,7 +44,9 @@ class AsynchronousJob:
         return (*(f"worker {worker}" for worker in range(len(self.local_steps))), "server")
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a worker or the server does. It cannot begin later: what is under way has no step."""
+        """Return the program of a worker or of the server. It cannot resume at a later step, because rounds in progress
+        belong to no step.
+        """
         assert not first_step
         return self._serve(place) if place == len(self.local_steps) else self._work(place)
 
@@ -53,7 +56,7 @@ class AsynchronousJob:
         while True:
             value = None
             for part in range(self.local_steps[me]):
-                if not number or part:  # else it has begun, by waiting for its weights
+                if not number or part:  # otherwise waiting for weights has begun the action
                     yield Begin("L", number)
                 value = yield Work("local step", Key("local step", number, part), value)
             yield Send((yield Encode(Key("gradient", number, origin=me), value)), server)
@@ -71,8 +74,8 @@ class AsynchronousJob:
             began_with = applied
 
     def _end_step(self, step: int, *, idle: bool = False) -> Program:
-        """End one of the server's steps: a round belongs to the one in which it was applied or refused, and the wait
-        for its answer to the round that follows.
+        """End one of the server's steps. A round belongs to the step that applied or refused it; the wait for the reply
+        belongs to the next round.
         """
         yield EndStep(step, idle=idle, at_action=True)
         if self._evaluates_after(step):
@@ -85,7 +88,7 @@ class AsynchronousJob:
     # ------------------------------------------------------------------ the server
     def _serve(self, me: int) -> Program:
         left = list(range(me))
-        """The workers that are not lost."""
+        """Workers that are still connected."""
         step, goes_on = 0, True
         while goes_on:
             yield Begin("A", step)
@@ -123,7 +126,9 @@ def _send(message: Message, worker: int, step: int, left: list[int]) -> Program:
 
 
 def _lose(error: TransportError, left: list[int]) -> None:
-    """Go on without a worker. TransportError when none is left, or when it is not one that is lost."""
+    """Continue without a lost worker. TransportError when none is left, or when the error is not about a lost
+    worker.
+    """
     if error.peer not in left:
         raise error
     left.remove(error.peer)
@@ -132,8 +137,8 @@ def _lose(error: TransportError, left: list[int]) -> None:
 
 
 def read_step(note: bytes) -> int:
-    """Return how many steps the server had made. CodecError for a note that does not say it."""
+    """Return the number of server steps from a note. CodecError for a malformed note."""
     if len(note) != _STEP.size:
-        raise CodecError(f"the note of a server's answer has {len(note)} bytes, and {_STEP.size} were to come")
+        raise CodecError(f"the note of a server's reply has {len(note)} bytes, expected {_STEP.size}")
     step: int = _STEP.unpack(note)[0]
     return step

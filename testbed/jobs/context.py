@@ -1,9 +1,9 @@
-"""Context parallel training: sequences are cut over nodes, each of which has all weights and one chunk of positions.
+"""Context parallel training: sequences are split over nodes; each node has all weights and one chunk of positions.
 
 In each layer a node projects its chunk, sends keys and values to the nodes whose later chunks attend to them, and
-attends to all that came before. Gradients of keys and values go back to the chunk's owner, which adds them from the
-last node's to its own. At the end of a step nodes sum the gradients of the weights: node p adds part p of all of them
-up, from the last node's on, and sends the sum to everyone, which is as many bytes as a ring's all-reduce in two hops.
+attends to its own and all earlier positions. Gradients of keys and values go back to the chunk's owner, which adds them
+up, starting with the last node's. At the end of a step nodes sum the gradients of the weights: node p sums part p,
+starting with the last node's, and sends the sum to every node: the bytes of a ring all-reduce, in two hops.
 """
 
 from __future__ import annotations
@@ -27,25 +27,29 @@ class ContextParallel(JobKind):
 
     nodes: int = Field(ge=1)
     layers: int = Field(ge=1)
-    """The model's; a program has to know them."""
+    """Number of layers of the model, which a program must know."""
     exchange: Literal["direct", "chain"] = "direct"
-    """How keys and values reach later nodes. direct: each node sends its own to all of them. chain: nodes pass on what
-    came, undecoded, to the next, as in ring attention (arXiv 2310.01889) without the hops that no query needs;
-    gradients are added on their way back, and coded anew at each hop."""
+    """How keys and values reach later nodes. direct: each node sends its own to all of them. chain: each node forwards
+    received messages undecoded to the next, as in ring attention (arXiv 2310.01889) without the hops that no query
+    needs; gradients are summed on the way back, and re-encoded at each hop."""
     weights: str = "fp32"
-    """The codec of the weights' gradients and of their sums."""
+    """Codec of the weight gradients and of their sums."""
     subspace: int | None = Field(default=None, ge=1)
-    """Keys, and values, of a layer are constrained to a subspace of so many dimensions, and cross as coordinates in it.
-    It is part of the model and learned with it (after arXiv 2606.16384, whose mixtures have several to choose from)."""
+    """Dimension of the subspace to which a layer's keys and values are constrained; coordinates in it are sent. The
+    subspace is a learned part of the model (after arXiv 2606.16384, whose mixtures choose among several)."""
     fixed: bool = False
-    """The subspaces stay as they were drawn."""
+    """Whether the subspaces keep their random initial values."""
     validation_batches: int = Field(default=0, ge=0)
-    """Evaluated after the last step: the workload's, or none."""
+    """Batches evaluated after the last step: the workload's number, or 0."""
 
     @property
     def places(self) -> Sequence[str]:
         """The names of the nodes."""
         return tuple(f"node {node}" for node in range(self.nodes))
+
+    @property
+    def needs_star(self) -> bool:
+        return len(self.places) > 2
 
     @property
     def in_short(self) -> tuple[str, str]:
@@ -59,7 +63,7 @@ class ContextParallel(JobKind):
         return self.model_copy(update={"validation_batches": 0})
 
     def named(self, key: Key) -> Named:
-        """Gradients are called by the layer, the chunk and who sends them; keys and values by layer and chunk."""
+        """Name gradients by layer, chunk and sender, and keys and values by layer and chunk."""
         after = self.layers * self.nodes**2
         match key.what:
             case "weights" | "sum":
@@ -70,14 +74,14 @@ class ContextParallel(JobKind):
         return Named("backward" if key.what in ("gradient", "weights") else "forward", number)
 
     def node(self, place: int, setting: Setting) -> Node:
-        # By name, because nodes are built on this module, and import torch.
-        node: Node = importlib.import_module("testbed.kinds.context").ContextNode(place, self, setting)
+        # Imported here, because nodes import this module and torch.
+        node: Node = importlib.import_module("testbed.nodes.context_node").ContextNode(place, self, setting)
         return node
 
-    # An action of the records waits for its input, computes and sends: a layer is two forward, and backward two and one
-    # for each earlier chunk.
+    # An action of the records waits for its input, computes and sends, so a layer takes two actions forward and,
+    # backward, two plus one per earlier chunk.
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a node does, from that step on."""
+        """Return the program of a node, from that step on."""
         step, goes_on = first_step, True
         while goes_on:
             loss = yield from self._forward(place, step)
@@ -94,8 +98,8 @@ class ContextParallel(JobKind):
             yield EndStep(step, "evaluation")
 
     def _forward(self, me: int, step: int, phase: Phase = "train", first: int = 0) -> Program:
-        """Take a batch through all layers; returns the loss of this node's tokens since the last `note`. `first`: the
-        number of the first action.
+        """Run a batch through all layers; returns the loss of this node's tokens since the last `note`. `first` numbers
+        the first action.
         """
         chain, later = self.exchange == "chain", range(me + 1, self.nodes)
         for layer in range(self.layers):
@@ -117,7 +121,7 @@ class ContextParallel(JobKind):
         return (yield Work("loss", Key("loss", step, me, self.layers, phase)))
 
     def _backward(self, me: int, step: int) -> Program:
-        """Take the loss's gradient back through all layers."""
+        """Propagate the loss's gradient back through all layers."""
         chain, n = self.exchange == "chain", self.nodes
         yield Begin("B", self.layers * (n + 1))
         yield Work("loss_backward", Key("loss", step, me, self.layers))
@@ -142,7 +146,7 @@ class ContextParallel(JobKind):
             yield Work("project_backward", Key("project", step, me, layer), came)
 
     def _update(self, me: int, step: int) -> Program:
-        """Sum the weights' gradients over nodes, and update."""
+        """Sum the weight gradients over all nodes, then update."""
         others = [(me + further) % self.nodes for further in range(1, self.nodes)]
         yield Begin("A", 0)
         for part in others:

@@ -1,15 +1,15 @@
-"""Data parallel training: workers that each hold the whole model, and exchange what they learned once in a step.
+"""Data parallel training: workers that each hold the whole model and exchange updates once per step.
 
-A worker makes its local steps, hands its message over, and applies the aggregates that are due: with staleness 0 that
-of this step, with staleness tau that of tau steps ago; in its last step, all that is left. What is exchanged, by kind:
+A worker makes its local steps, sends its message, and applies the aggregates that are due: with staleness 0 the current
+step's, with staleness tau the one of tau steps ago; in its last step, all remaining ones. The exchanges:
 
-star        every worker sends its message to the server, the last place, which sends each the aggregate of all
-all-to-all  every worker sends its message to every other, and each adds up for itself
-all-reduce  a ring adds up parts of the messages and passes the sums on, beside computing, on a lane of its own
-all-gather  a ring passes every message on as it came, likewise
+star        every worker sends its message to the server, the last place, which returns the aggregate to each
+all-to-all every worker sends its message to every other, and each computes the sum itself
+all-reduce a ring sums parts of the messages and forwards the sums, on a lane of its own during computation
+all-gather a ring forwards every message unchanged, likewise
 
-The last worker evaluates its weights as they are, with what it has applied by then. Staleness, local steps and codecs
-may change: some decisions are known from the start, others are made by one place, which tells them with its messages.
+The last worker evaluates its current weights. Staleness, local steps and codecs may change: some decisions are known
+from the start, others are made by a leader, which announces them in the notes of its messages.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from testbed.jobs.decision import Chooser, Decision, Decisions, note_of, read_no
 from testbed.spec import RINGS, Exchange
 
 MESSAGES = ("gradient", "aggregate")
-"""What a worker sends, and what a server answers; round a ring, partial sums and sums."""
+"""Names of a worker's message and of the server's reply; in a ring, of partial sums and of sums."""
 RING = "ring"
-"""The lane that goes round a ring while its worker computes."""
+"""The lane that runs the ring exchange while the worker computes."""
 
 
 @dataclass(frozen=True)
 class DataParallelJob:
-    """Workers that train together. Sequences are by worker."""
+    """Workers that train together. Sequences have one entry per worker."""
 
     workers: int
     exchange: Exchange
@@ -51,57 +51,62 @@ class DataParallelJob:
     local_steps: Sequence[int]
     steps: int
     applies: Callable[[int, int], Sequence[int]] | None = None
-    """By worker and step: the steps whose aggregates it applied, where that is known; None: by `staleness`."""
+    """By worker and step: the steps whose aggregates it applied, if recorded; None: `staleness` decides."""
     waits_first: bool = False
-    """A step but the last ends before the worker waits for what is due: that belongs to the next."""
+    """Every step but the last ends before the worker waits for aggregates that are due; that wait belongs to the next
+    step."""
     evaluate_every: int | None = None
-    """It evaluates after so many steps, and after the last; 0: only after the last; None: it only trains."""
+    """Evaluate after every this many steps and after the last; 0: only after the last; None: never."""
     target_loss: float | None = None
-    """Training ends with an evaluation that is not above it; then all places meet after each."""
+    """Training ends once an evaluation reaches this loss; all places then meet after each evaluation."""
     decisions: Sequence[Decision] = ()
-    """What is known from the start to change, in order."""
+    """Changes known from the start, in order."""
     leader: int | None = None
-    """The place that decides while training lasts; None: none does."""
+    """The place that decides during training, if any."""
     chooser: Chooser | None = None
-    """What decides: needed where the leader runs."""
+    """Makes the decisions; needed where the leader runs."""
 
     @property
     def places(self) -> Sequence[str]:
-        """The workers' names, and that of a star's server."""
+        """Names of the workers, then of a star's server."""
         workers = tuple(f"worker {worker}" for worker in range(self.workers))
         return (*workers, "server") if self.exchange == "star" else workers
 
     def hop(self, place: int, key: Key) -> int:
-        """Return in which round of an exchange a place first sends what it encodes."""
+        """Return the round of an exchange in which a place first sends the message that it encodes."""
         if self.exchange != "all-reduce":
             return 0
         return (place - key.part) % self.workers if key.what == "gradient" else self.workers - 1
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a worker or the server does, from that step on. It returns why training ended: 'steps',
-        'target' or 'asked'.
+        """Return the program of a worker or the server, from right after the end of the step before that one, so with
+        its evaluation. It returns why training ended: 'steps', 'target' or 'asked'.
         """
         return _Place(self, place).run(first_step)
 
 
 class _Place:
-    """One place of a job, while it runs."""
+    """One place of a running job."""
 
     def __init__(self, job: DataParallelJob, me: int) -> None:
         self._job, self._me, self._workers, self._ring = job, me, job.workers, job.exchange in RINGS
         first = Decision(0, tuple(job.staleness), tuple(job.local_steps), ())
         self._decisions = Decisions(first, job.decisions)
         self._applied = 0
-        """The steps before this one have been applied."""
+        """All steps before this one have been applied."""
         self._given: dict[int, Message] = {}
-        """Its own messages, by step: those that have not been applied."""
+        """Its own messages that have not been applied, by step."""
 
     def run(self, first_step: int) -> Program:
-        """Make all steps; returns why training ended."""
+        """Run all steps; returns why training ended."""
         job, works = self._job, self._me < self._workers
-        self._applied = max(0, first_step - self._decisions.at(first_step).staleness[self._me]) if works else 0
+        if works:
+            due = (step - self._decisions.at(step).staleness[self._me] for step in range(first_step + 1))
+            self._applied = max(0, *due)
         for decision in job.decisions:
             yield Work("decide", Key("decide", decision.effective_from), decision)
+        if first_step and (yield from self._reaches(first_step - 1)):
+            return "target"
         for step in range(first_step, job.steps):
             yield from (self._step(step) if works else self._answer(step))
             last = step + 1 == job.steps
@@ -112,22 +117,24 @@ class _Place:
             if works and ends_early:
                 yield from self._apply_what_is_due(step)
             if goes_on is False and not last:
-                if works:  # what is under way is applied, so that all end with the same weights
+                if works:  # apply pending aggregates, so that all end with the same weights
                     yield from self._apply_until(step + 1)
                 return "asked"
-            every = job.evaluate_every
-            if every is not None and (last or (every and (step + 1) % every == 0)) and (yield from self._reaches(step)):
+            if (yield from self._reaches(step)):
                 return "target"
         return "steps"
 
     def _reaches(self, step: int) -> Program:
-        """Evaluate, where this is the place that does; returns whether the target is reached."""
-        found, key = None, Key("evaluate", step + 1, phase="evaluation")
+        """Evaluate, if it is due and this place does so; returns whether the target loss is reached."""
+        every, last = self._job.evaluate_every, step + 1 == self._job.steps
+        if every is None or not (last or (every and (step + 1) % every == 0)):
+            return False
+        evaluation, key = None, Key("evaluate", step + 1, phase="evaluation")
         if self._me == self._workers - 1:
-            found = yield Work("evaluate", key)
+            evaluation = yield Work("evaluate", key)
         reached = False
         if self._job.target_loss is not None:
-            met = yield Meet(None if found is None else found.loss)
+            met = yield Meet(None if evaluation is None else evaluation.loss)
             reached = any(loss is not None and loss <= self._job.target_loss for loss in met)
         yield EndStep(step + 1, "evaluation")
         return reached
@@ -155,7 +162,7 @@ class _Place:
         yield from self._apply(range(self._applied, step))
 
     def _apply(self, steps: Sequence[int]) -> Program:
-        """Wait for the aggregates of steps, or for what they are the sums of, and update."""
+        """Wait for the aggregates of steps, or for the messages to sum, and update."""
         for step in steps:
             yield Begin("A", step)
             values = yield from self._values(step)
@@ -163,26 +170,28 @@ class _Place:
             self._applied = step + 1
 
     def _values(self, step: int) -> Program:
-        """Return what the messages of a step say: each is decoded as it comes, while others are on their way."""
+        """Return the values of a step's messages, decoding each as it arrives, while others are in flight."""
         if self._ring:
             return (yield Decode(tuple((yield Wait(Key(RING, step))))))
         if self._job.exchange == "star":
             answer = yield from self._receive(Key("aggregate", step, origin=self._workers), self._workers)
             return (yield Decode((answer,)))
-        by_worker = {self._me: (yield Decode((self._given.pop(step),)))}
+        # A message of before a restart is kept by the node alone.
+        own = self._given.pop(step, Message(Key("gradient", step, origin=self._me), b""))
+        by_worker = {self._me: (yield Decode((own,)))}
         for peer in self._others():
             message = yield from self._receive(Key("gradient", step, origin=peer), peer)
             by_worker[peer] = yield Decode((message,))
         return [value for worker in range(self._workers) for value in by_worker[worker]]
 
     def _others(self) -> Sequence[int]:
-        """Return the places that have a worker's message, whose messages it waits for, in order."""
+        """Return the places that a worker sends to and receives from, in order."""
         if self._job.exchange == "star":
             return (self._workers,)
         return [(self._me + further) % self._workers for further in range(1, self._workers)]
 
     def _give(self, step: int, value: object) -> Program:
-        """Hand a step's message over."""
+        """Send a step's message."""
         message = yield Encode(Key("gradient", step, origin=self._me), value)
         if self._job.exchange != "star":
             self._given[step] = message
@@ -199,7 +208,7 @@ class _Place:
         message = yield Encode(Key("aggregate", step, origin=self._me), total)
         yield from self._send(message, range(self._workers))
 
-    # ------------------------------------------------------------------ messages, which may tell of decisions
+    # ------------------------------------------------------------------ messages, which may announce decisions
     def _send(self, message: Message, peers: Sequence[int]) -> Program:
         note = b""
         if self._me == self._job.leader:
@@ -226,13 +235,13 @@ class _Place:
 
     # ------------------------------------------------------------------ rings
     def _round(self, step: int, value: object) -> Program:
-        """Return the program that takes a step's messages round; a message that goes round whole is made first."""
+        """Return the program of a step's ring exchange; a message that travels whole is encoded first."""
         if self._job.exchange == "all-reduce":
             return self._reduce(step, (yield Work("cut", Key("cut", step, self._me), value)))
         return self._gather(step, (yield Encode(Key("gradient", step, origin=self._me), value)))
 
     def _gather(self, step: int, message: Message) -> Program:
-        """Pass every worker's message on as it came; returns all of them, by worker."""
+        """Forward every worker's message unchanged; returns all of them, by worker."""
         me, n = self._me, self._workers
         after, before = (me + 1) % n, (me - 1) % n
         came = {me: message}
@@ -243,8 +252,8 @@ class _Place:
         return [came[worker] for worker in range(n)]
 
     def _reduce(self, step: int, total: object) -> Program:
-        """Sum the parts on their way round, part p from worker p on (Patarasuk and Yuan, 2009), and pass the sums on as
-        they came; returns the messages of all sums, by part.
+        """Sum the parts along the ring, part p from worker p on (Patarasuk and Yuan, 2009), and forward the sums
+        unchanged; returns the messages of all sums, by part.
         """
         me, n = self._me, self._workers
         after, before = (me + 1) % n, (me - 1) % n

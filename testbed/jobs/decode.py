@@ -1,15 +1,15 @@
-"""Autoregressive decoding of a causal language model whose layers are cut over nodes, as in Petals, exo or llama.cpp.
+"""Autoregressive decoding by a causal language model whose layers are split over nodes, as in Petals, exo or llama.cpp.
 
 A step decodes `requests` requests, each a batch of sequences, from their prompts to their last tokens. The first stage
-embeds tokens, activations go from stage to stage, and the last one sends the tokens that it chose back to the first.
-Requests take turns: while one is on its way, stages work on others. Turn t of a step carries one request through all
-stages; the first turns are the requests' prompts. A note says which request it is, and how many of its tokens are
-there, so that a stage knows which keys and values still hold.
+embeds tokens, activations go from stage to stage, and the last one sends the chosen tokens back to the first. Requests
+take turns: while one is in flight, stages work on others. Turn t of a step carries one request through all stages; the
+first turns are the requests' prompts. A note names the request and its current number of tokens, so that a stage knows
+which keys and values are still valid.
 
 With a draft model on the first node (speculative decoding, Leviathan et al., arXiv 2211.17192; over slow links DSD,
-arXiv 2511.11733) a turn carries `speculate` guesses besides, which go to the last stage directly. It accepts those that
-it would have chosen itself, up to the first that it would not, and says how many in the note of its answer. In a batch
-all sequences go on by as many tokens as the slowest.
+arXiv 2511.11733) a turn also carries `speculate` guesses, which go directly to the last stage. It accepts guesses up to
+the first that it would not have chosen itself, and returns their number in the note of its reply. All sequences of a
+batch advance by the smallest number accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testbed.jobs.kind import JobKind, Setting
 from testbed.jobs.recorder import Named
 
 _TURN = struct.Struct("<HH")
-"""The note of a turn: its request, and how many tokens of it are there. A request that is none: the step is over."""
+"""The note of a turn: its request and that request's number of tokens. An invalid request number ends the step."""
 
 
 class Decoding(JobKind):
@@ -38,30 +38,34 @@ class Decoding(JobKind):
 
     stages: int = Field(ge=2)
     layers: tuple[int, ...] | None = None
-    """Layers of each stage; not stated: as even as can be."""
+    """Layers of each stage; by default as even as possible."""
     requests: int = Field(default=1, ge=1, le=60_000)
-    """In flight at a time: a step's, which take turns. Each is of `workload.batch_size` sequences."""
+    """Concurrent requests of a step, which take turns. Each has `workload.batch_size` sequences."""
     prompt: int = Field(ge=1)
-    """Tokens of a prompt, from held-out text."""
+    """Tokens per prompt, from held-out text."""
     tokens: int = Field(ge=1, le=60_000)
-    """Tokens that are decoded for each sequence."""
+    """Tokens decoded per sequence."""
     cache: bool = True
-    """Whether stages keep keys and values. Without, each turn carries the whole prefix and computes it again."""
+    """Whether stages cache keys and values. Without a cache, each turn carries and recomputes the whole prefix."""
     draft: str | None = None
     """The draft model, on the first node: a named size or a checkpoint, with the workload's tokenizer."""
     speculate: int = Field(default=0, ge=0, le=255)
-    """How many tokens it guesses for a turn."""
+    """Tokens that it guesses per turn."""
 
     @model_validator(mode="after")
     def _draft_guesses(self) -> Decoding:
         if (self.draft is None) != (self.speculate == 0):
-            raise ValueError("job.draft and job.speculate go together: a model, and how many tokens it guesses")
+            raise ValueError("job.draft (a model) and job.speculate (tokens that it guesses) must be set together")
         return self
 
     @property
     def places(self) -> Sequence[str]:
         """The names of the stages."""
         return tuple(f"stage {stage}" for stage in range(self.stages))
+
+    @property
+    def needs_star(self) -> bool:
+        return len(self.places) > 2
 
     @property
     def in_short(self) -> tuple[str, str]:
@@ -72,16 +76,16 @@ class Decoding(JobKind):
         return Named("forward" if key.what == "activation" else "backward", key.part)
 
     def node(self, place: int, setting: Setting) -> Node:
-        # By name, because nodes are built on this module, and import torch.
-        node: Node = importlib.import_module("testbed.kinds.decode").DecodingNode(place, self, setting)
+        # Imported here, because nodes import this module and torch.
+        node: Node = importlib.import_module("testbed.nodes.decode_node").DecodingNode(place, self, setting)
         return node
 
     def guesses(self, position: int) -> int:
-        """Return how many tokens are guessed for a turn at which so many are there; the last is never worth one."""
+        """Return the number of guesses in a turn that starts at `position` tokens; the last token is never guessed."""
         return 0 if position == 0 else min(self.speculate, self.tokens - position - 1)
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a stage does, from that step on."""
+        """Return the program of a stage, from that step on."""
         step, goes_on = first_step, True
         while goes_on:
             yield from self._lead(step) if place == 0 else self._follow(place, step)
@@ -89,9 +93,9 @@ class Decoding(JobKind):
             step += 1
 
     def _lead(self, step: int) -> Program:
-        """Decode a step's requests as the first stage, which takes up each answer as the next turn of its request."""
+        """Decode a step's requests as the first stage; each reply starts the next turn of its request."""
         answers = deque[tuple[int, int, int]]()
-        """Those awaited, in order: turn, request, and how many of its tokens were there."""
+        """Pending replies, in order: turn, request, and the request's number of tokens."""
         turn, last = 0, self.stages - 1
         for request in range(self.requests):
             yield Begin("F", turn)
@@ -108,25 +112,25 @@ class Decoding(JobKind):
                 yield from self._forward(step, turn, request, position, chosen[0])
                 answers.append((turn, request, position))
                 turn += 1
-        if self.speculate:  # how many turns there are nobody else knows
+        if self.speculate:  # only this stage knows the number of turns
             yield Begin()
             over = yield Encode(Key("activation", step, turn))
             yield Send(over, 1, _TURN.pack(self.requests, 0))
 
     def _forward(self, step: int, turn: int, request: int, position: int, chosen: Any) -> Program:
-        """Take what is new of a request through the first stage; `chosen`: the last stage's answer, if any."""
+        """Run the new tokens of a request through the first stage; `chosen`: the last stage's reply, if any."""
         number, guesses = request * self.tokens + position, self.guesses(position)
         if guesses:
             chosen = yield Work("draft", Key("draft", step, number), chosen)
         hidden = yield Work(self._pass(position), Key("forward", step, number), chosen)
         message = yield Encode(Key("activation", step, turn), hidden)
         yield Send(message, 1, _TURN.pack(request, position))
-        if guesses:  # they have fewer stages to cross
+        if guesses:  # sent first, because they skip the stages in between
             message = yield Encode(Key("guess", step, turn), chosen)
             yield Send(message, self.stages - 1)
 
     def _follow(self, place: int, step: int) -> Program:
-        """Take the step's turns through a stage that is not the first."""
+        """Run the step's turns through a stage other than the first."""
         last, turn = place == self.stages - 1, 0
         while self.speculate or turn < self.requests * self.tokens:
             yield Begin("F", turn)
@@ -150,5 +154,5 @@ class Decoding(JobKind):
             turn += 1
 
     def _pass(self, position: int) -> str:
-        """Return what a turn computes: all that is there of a request, or one token and what is guessed after it."""
+        """Return the work of a turn: all tokens of a request, or one token and the guesses after it."""
         return "forward" if self.cache and position else "prefill"

@@ -1,9 +1,9 @@
-"""Pipelines within replicas, and data parallel training across them. Devices are numbered through all replicas.
+"""Pipelines within replicas, and data parallel training across them. Device numbers run through all replicas.
 
-A step is some batches of every replica, and an exchange, whose messages the job is given: of what is sent to the
-server, what it answers when it has all of it, and who passes an answer on; or of what devices of several replicas send
-each other. Before step t a device has the aggregate of step t - 1 - staleness. Replicas may be away for a step; those
-that come back get the weights first.
+A step is some batches of every replica, then an exchange whose messages the job specifies: those to the server, its
+replies once it has received all of them, and the forwarding of replies; or those between devices of different replicas.
+Before step t a device has the aggregate of step t - 1 - staleness. Replicas may be absent for a step; a returning
+replica receives the weights first.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from testbed.jobs.pipeline import PipelineJob
 from testbed.jobs.schedule import Action
 
 Pairs = Sequence[tuple[int, int]]
-"""Who sends, and who receives. The server is the place after the last device."""
+"""Pairs of sender and receiver. The server is the place after the last device."""
 
 
 class HybridRound(NamedTuple):
-    """Who takes part in a step, and who sends whom what."""
+    """The participants and messages of one step."""
 
     away: Sequence[int] = ()
-    """Replicas."""
+    """Absent replicas."""
     restored: Pairs = ()
-    """Weights, for devices of those that come back, before they compute."""
+    """Transfers of weights to devices of returning replicas, before they compute."""
     exchanged: Pairs = ()
     passed_on: Pairs = ()
-    """Devices send on what the server sent them."""
+    """Transfers in which devices forward the server's reply."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class HybridJob:
     orders: Sequence[Sequence[Sequence[Action]]]
     """By replica and stage: the actions of a batch."""
     local_steps: int
-    """Batches of a step."""
+    """Batches per step."""
     rounds: Sequence[HybridRound]
-    """Those of steps one after the other, and again from the first."""
+    """Rounds of consecutive steps, repeated cyclically."""
     server: bool
     staleness: int
-    """Steps that a device may be ahead of the aggregate."""
+    """Number of steps by which a device may run ahead of the aggregate."""
     steps: int
 
     @property
     def places(self) -> Sequence[str]:
-        """The names of the devices, and the server's."""
+        """Names of the devices, then of the server."""
         return (*(f"device {device}" for device in range(self._devices)), *("server",) * self.server)
 
     @property
@@ -58,7 +58,7 @@ class HybridJob:
         return sum(map(len, self.orders))
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a device or the server does, from that step on."""
+        """Return the program of a device or of the server, from that step on."""
         return self._serve(place, first_step) if place == self._devices else self._train(place, first_step)
 
     def _train(self, me: int, first_step: int) -> Program:
@@ -88,7 +88,7 @@ class HybridJob:
             yield EndStep(step)
 
     def _restore(self, me: int, step: int, who: HybridRound) -> Program:
-        """Send weights to those that come back, or get them."""
+        """Send weights to returning replicas, or receive them."""
         for sender, receiver in who.restored:
             key = _key("weights", step, sender, receiver)
             if sender == me:
@@ -98,13 +98,13 @@ class HybridJob:
                 yield Work("restore", key, weights)
 
     def _send(self, me: int, step: int, who: HybridRound, value: object = None) -> Program:
-        """Send a value to all that a place sends to in an exchange."""
+        """Send a value to all receivers of a place in an exchange."""
         for sender, receiver in who.exchanged:
             if sender == me:
                 yield Send((yield Encode(_key("exchange", step, sender, receiver), value)), receiver)
 
     def _gather(self, me: int, step: int, who: HybridRound) -> Program:
-        """Have all that comes in an exchange, and pass it on; returns the messages."""
+        """Receive all messages of an exchange and forward them; returns the messages."""
         came = list[Message]()
         for sender, receiver in who.exchanged:
             if receiver == me:
@@ -133,5 +133,5 @@ class HybridJob:
 
 
 def _key(what: str, step: int, sender: int, receiver: int) -> Key:
-    """Return a message's key: what one device gets differs from what another does."""
+    """Return a message's key, which differs for each receiver."""
     return Key(what, step, receiver, origin=sender)

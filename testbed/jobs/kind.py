@@ -1,19 +1,18 @@
-"""Jobs of other kinds than a pipeline and data parallel training: those of a table `job` in an experiment.
+"""Kinds of jobs other than pipelines and data parallel training, configured by an experiment's `job` table.
 
-A kind is a class with the fields of its table, the names of its places, their program, and what each of them has. One
-of ours is a row of `KINDS`; anybody's is named as 'package.module:Class'. docs/jobs.md shows one from end to end.
+A kind is a class with the fields of its table, the names of its places, their program and their nodes. Shipped kinds
+are rows of `KINDS`; a user's kind is named 'package.module:Class'. docs/jobs.md shows one from end to end.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from testbed import paths
 from testbed.errors import ResultsError, SpecError, UnknownNameError
 from testbed.frozen import explain
 from testbed.jobs.actions import Encoded, Key, Message, Node, Program
@@ -26,22 +25,22 @@ KINDS: Final[Mapping[str, str]] = {
     "context": "testbed.jobs.context:ContextParallel",
     "decode": "testbed.jobs.decode:Decoding",
 }
-"""The kinds that are shipped, and where their classes are."""
+"""The shipped kinds, each with the path of its class."""
 
 
 class Setting(NamedTuple):
-    """What a place is made for."""
+    """The run that a node is made for."""
 
     recipe: Recipe
-    """Codec, workload, optimiser, how many steps, and the seed."""
+    """Codec, workload, optimiser, number of steps and seed."""
     vocabulary: int
-    """Of the tokenizer; of images, their classes."""
+    """Vocabulary size of the tokenizer; for images, the number of classes."""
     tokens: str
     """Path of the prepared text, a .npy of token ids."""
 
 
 class JobKind(Parallelism):
-    """A kind of job. Its fields are those of the table; a subclass adds its own."""
+    """A kind of job. Its fields are those of the `job` table; a subclass adds its own."""
 
     kind: str
     unit: ClassVar[str] = "node"
@@ -50,52 +49,54 @@ class JobKind(Parallelism):
 
     @abstractmethod
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a place does: steps until `EndStep` returns that the job does not go on."""
+        """Return the program of a place: it runs steps until `EndStep` says to stop."""
 
     @abstractmethod
     def node(self, place: int, setting: Setting) -> Node:
-        """Make what a place has. Here torch may be imported.
+        """Make the node of a place; this method may import torch.
 
         A node may have a method `said(step, phase) -> Said`; the last place's loss is the run's.
         """
 
     @property
     def in_short(self) -> tuple[str, str]:
-        """Who works, and in which order, for a table of cells."""
+        """Return a summary of places and order of work, for a table of cells."""
         return f"{len(self.places)} {self.unit}s", self.kind
 
     @property
     def played(self) -> JobKind:
-        """The job as it is timed and played: without what it does for its records alone, such as evaluations."""
+        """The job as it is timed and played, without work that only serves records, such as evaluations."""
         return self
 
     def named(self, key: Key) -> Named:
-        """Return how records name a message. Of what a place encodes in a step no two have the same name."""
+        """Return the name of a message in records. The messages that a place encodes in a step have distinct names."""
         return Named("backward" if key.what == "gradient" else "forward", key.part)
 
 
 class RecordedNode:
-    """A place without maths: it makes messages as long as those of a run, and decides what was decided there."""
+    """A node without maths: it replays the message sizes and decisions of a recorded run."""
 
     def __init__(self, name: str, records: Sequence[StepRecord], named: Callable[[Key], Named]) -> None:
-        """`records`: of the place's training steps; `named`: how they call its messages."""
+        """`records` are the place's training steps; `named` gives the names of messages in them."""
         self._name, self._named, self._records = name, named, records
         self._sent = [{(one.direction, one.microbatch): one for one in each.sent} for each in records]
         self._decided = [{(one.what, one.part, one.origin): one.value for one in each.decided} for each in records]
 
     def work(self, what: str, key: Key, value: None) -> int | None:
-        """Return what was decided; None where nothing was."""
+        """Return the recorded decision, or None."""
         return self._decided[key.step].get((what, key.part, key.origin))
 
     def encode(self, key: Key, value: None) -> Encoded:
-        """Return something as long as the message was, without its note. ResultsError where there was none."""
+        """Return a placeholder as long as the recorded message without its note. ResultsError where the records have
+        none.
+        """
         named = self._named(key)
-        if (found := self._sent[key.step].get((named.direction, named.number))) is None:
+        if (sent := self._sent[key.step].get((named.direction, named.number))) is None:
             raise ResultsError(
                 f"{self._name}: the records have no {named.direction} message {named.number} ({key.what}) in step "
-                f"{self._records[key.step].step}; remove the folder of the training or run, and it is made again"
+                f"{self._records[key.step].step}; remove the folder of the training or run, and run the command again"
             )
-        return Encoded(range(found.payload_bytes + FRAME_HEADER_BYTES))
+        return Encoded(range(sent.payload_bytes + FRAME_HEADER_BYTES))
 
     def decode(self, messages: Sequence[Message]) -> Sequence[None]:
         """Return no values."""
@@ -103,38 +104,34 @@ class RecordedNode:
 
 
 def kind_of(of: Cell | Recipe) -> JobKind:
-    """Return the job of a cell or recipe that has a table `job`."""
+    """Return the job of a cell or recipe that has a `job` table."""
     assert isinstance(of.job, JobKind)
     return of.job
 
 
 def job_of_table(table: Mapping[str, Any]) -> JobKind:
-    """Return the job that a table describes. SpecError for one that does not fit, or an unknown kind."""
+    """Return the job that a table describes. SpecError for an invalid table or an unknown kind."""
     kind = table.get("kind")
     if not isinstance(kind, str):
         raise SpecError(f"job.kind must be one of {', '.join(KINDS)}, or package.module:Class; found {kind!r}")
-    found = _load(kind)
+    kind_class = _load(kind)
     try:
-        return found.model_validate(table)
+        return kind_class.model_validate(table)
     except ValidationError as error:
-        raise explain(error, found, "job") from None
+        raise explain(error, kind_class, "job") from None
 
 
 def _load(kind: str) -> type[JobKind]:
-    """Return the class of a kind; only a stranger's code is run for it, and never as somebody else."""
+    """Return the class of a kind. A user-defined kind runs the user's code, so it is refused under sudo."""
     module, _, attribute = KINDS.get(kind, kind).partition(":")
     if not attribute:
         raise UnknownNameError("kind of job", kind, KINDS)
-    if kind not in KINDS and "SUDO_UID" in os.environ:
-        raise SpecError(
-            f"job.kind is {kind}, which is code of yours, and under sudo it would be run as root: leave sudo"
-        )
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        kind_class = getattr(paths.import_named(module), attribute)
     except (ImportError, AttributeError) as error:
         raise SpecError(
-            f"job.kind: cannot load {kind}: {error}; run where it can be imported, or set PYTHONPATH"
+            f"job.kind: cannot import {kind}: {error}; run in the folder of its module, or set PYTHONPATH"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, JobKind)):
-        raise SpecError(f"job.kind: {kind} is no subclass of testbed.jobs.kind.JobKind")
-    return found
+    if not (isinstance(kind_class, type) and issubclass(kind_class, JobKind)):
+        raise SpecError(f"job.kind: {kind} must be a subclass of testbed.jobs.kind.JobKind")
+    return kind_class

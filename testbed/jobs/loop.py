@@ -1,10 +1,10 @@
 """Run all places of a job in one process, an event at a time; the clock is a number.
 
-Four parts decide what a run is. `nodes` do maths, know sizes, or replay a recording. `cost` says how long a node takes
-for what; `links` say when messages arrive; without both, time stands still. `observers` are told of everything that
-ends: a trace, records, figures.
+Four parts define a run. `nodes` do maths, know sizes, or replay a recording. `cost` gives the duration of each action,
+and `links` the arrival time of each message; without both, time stands still. `observers` see every action that ends,
+to make a trace, records or figures.
 
-Several things of one nanosecond happen in this order: messages arrive, lanes go on (by number), deadlines expire.
+Events of the same nanosecond happen in this order: messages arrive, lanes resume (by number), deadlines expire.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ from testbed.waking import waking_ns
 _ARRIVALS, _DEADLINES = -1, 1 << 30
 _PENDING: Final[Any] = object()
 MAIN: Final = "main"
-"""The lane that a place's own program runs on."""
+"""The lane that runs a place's main program."""
 
 
 class Signal(NamedTuple):
-    """Count an event up by one: how a replayed trace (`play.replay`) does what Meet, Fork and Wait do."""
+    """Increment an event's count. A replayed trace (`trace.simulate.replay`) uses it in place of Meet, Fork and
+    Wait.
+    """
 
     event: int
 
 
 class Await(NamedTuple):
-    """Wait until an event was counted up so often."""
+    """Wait until an event's count reaches a value."""
 
     event: int
     times: int
 
 
 class Began(NamedTuple):
-    """A lane has begun with a program that was forked; observers are told."""
+    """Tells observers that a lane has started a forked program."""
 
     key: Key
 
 
 class Ended(NamedTuple):
-    """A lane has ended such a program."""
+    """Tells observers that a lane has ended a forked program."""
 
     key: Key
 
@@ -54,33 +56,33 @@ Done = Action | Began | Ended | Signal | Await
 
 
 class Clock(Protocol):
-    """What links see of the loop."""
+    """The part of the loop that links may use."""
 
     now_ns: int
 
     def at(self, when_ns: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something at a time."""
+        """Call a function at a given time."""
         ...
 
 
 class Links(Protocol):
-    """What carries messages, as formulas that are sources of events."""
+    """Carries messages; a formula that schedules their arrivals."""
 
     def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
-        """Let a message of `size` bytes leave now; call `deliver` when its last byte is there."""
+        """Send a message of `size` bytes now; call `deliver` when its last byte arrives."""
         ...
 
 
 class TakingLinks(Links, Protocol):
-    """Links that a message crosses when its receiver asks for it."""
+    """Links that a message crosses once its receiver asks for it."""
 
     def take(self, clock: Clock, target: int, size: int, came_ns: int, deliver: Callable[[], None]) -> None:
-        """The receiver asks for a message that came then; call `deliver` when it has it."""
+        """Transfer a message that arrived at `came_ns` to the receiver that asks for it; then call `deliver`."""
         ...
 
 
 class NoLinks:
-    """Messages take no time."""
+    """Links that take no time."""
 
     def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
         """Deliver at once."""
@@ -88,39 +90,60 @@ class NoLinks:
 
 
 class NodeLane:
-    """What one node does in order. Forked programs have lanes of their own."""
+    """The programs of one node that run one after another. Forked programs may use other lanes."""
 
     __slots__ = ("began_ns", "doing", "name", "node", "number", "programs", "step", "waking_ns")
 
     def __init__(self, node: int, name: str, number: int) -> None:
         self.node, self.name, self.number = node, name, number
         self.programs: deque[tuple[Key | None, Program, int]] = deque()
-        """What it runs and is to run: how it is called, the program, the step that forked it."""
+        """Current and queued programs, each with its key and the step that forked it."""
         self.doing: Any = None
         self.began_ns = self.waking_ns = self.step = 0
 
 
 class Observer(Protocol):
-    """Is told of what ends, in the order in which it ends."""
+    """Sees actions in the order in which they end."""
 
     def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        """Note that a lane has ended an action (`Done`), and what the program got for it."""
+        """Note that a lane has ended an action (`Done`), with the value returned to the program."""
         ...
 
 
 Cost = Callable[[int, Action], int | None]
-"""How many ns a node takes for Work, Encode, Decode; None: no time, and nothing to note. For Receive: how much longer
-the next of these takes after a long wait (`waking`)."""
+"""Duration in ns of a Work, Encode or Decode; None: no time, and not recorded. For Receive: the extra duration of the
+next of these after a long wait (`waking`)."""
 MayGoOn = Callable[[int, int], bool | None]
-"""By place and step: whether the job goes on after it, as `EndStep` returns it."""
+"""By place and step: the value of `EndStep`, whether the job continues."""
+
+
+class Pause(Protocol):
+    """Stops all places at the end of a step, once nothing is on the way any more."""
+
+    def due(self, step: int) -> bool:
+        """Return whether to pause before this step."""
+        ...
+
+    def paused(self, step: int, resting: Resting) -> None:
+        """Do something while all places pause."""
+        ...
+
+
+class Resting(NamedTuple):
+    """What lies outside nodes while all places pause, and outlives the step."""
+
+    mail: Sequence[Sequence[tuple[int, Message]]]
+    """By place: messages that arrived but have not been received, with their senders, in order of arrival."""
+    results: Sequence[tuple[int, Key, int | None, Any]]
+    """What a `Wait` can still return: place, key, the peer of a message, and the result."""
 
 
 class TimingDecidesError(UserError):
-    """What a job computes depends on when messages arrive, and time stands still."""
+    """The job's results depend on arrival times, but the run has no time."""
 
 
 class StuckError(SpecError):
-    """Lanes wait for what never comes."""
+    """Lanes wait for an event that never happens."""
 
     def __init__(self, message: str, lanes: Sequence[NodeLane]) -> None:
         super().__init__(message)
@@ -139,8 +162,12 @@ class Loop:
         links: Links | None = None,
         observers: Sequence[Observer] = (),
         goes_on: MayGoOn = lambda place, step: True,
+        pause: Pause | None = None,
+        resting: Resting | None = None,
     ) -> None:
-        """`programs` and `nodes`: by place. `cost` and `links`: None, for no time at all."""
+        """`programs` and `nodes` are by place. Without `cost` and `links` (None) nothing takes time. `resting`: what
+        lay there before the programs' first step.
+        """
         self.now_ns = 0
         self._nodes, self._observers, self._goes_on = nodes, observers, goes_on
         self._places = tuple(range(len(nodes)))
@@ -149,13 +176,17 @@ class Loop:
         self._count = 0
         self._lanes: dict[tuple[int, str], NodeLane] = {}
         self._mail: list[dict[tuple[int, Key], Message]] = [{} for _ in nodes]
-        """By place: what has arrived and was not asked for yet, by sender and key, in the order of arrival."""
+        """By place: messages that arrived but have not been received, by sender and key, in order of arrival."""
         self._asking: list[dict[tuple[int, Key], NodeLane]] = [{} for _ in nodes]
         self._collecting: dict[int, NodeLane] = {}
         self._met: dict[tuple[int, ...], dict[int, NodeLane]] = defaultdict(dict)
-        """By who is to meet: who is there."""
+        """By the places of a barrier: the lanes that have reached it."""
         self._results: dict[tuple[int, Key, int | None], Any] = {}
-        """What is done and can be waited for: by place, key, and the peer of a message."""
+        """Results that a `Wait` can return: by place, key, and the peer of a message."""
+        self._pause, self._pausing = pause, list[tuple[NodeLane, int, bool | None]]()
+        if resting is not None:
+            self._mail = [{(source, each.key): each for source, each in mail} for mail in resting.mail]
+            self._results = {tuple(of): result for *of, result in resting.results}  # type: ignore[misc]
         self._waiting: dict[tuple[int, Key, int | None], NodeLane] = {}
         self._signals: dict[int, int] = defaultdict(int)
         self._awaiting: dict[int, list[NodeLane]] = defaultdict(list)
@@ -180,29 +211,29 @@ class Loop:
             self.run_on(place, MAIN, program)
 
     def run_on(self, place: int, lane: str, program: Program) -> None:
-        """Have a lane of a place run a program, when it has run what it was given before."""
+        """Queue a program on a lane of a place."""
         self._run_on(place, lane, None, program)
 
     def run(self) -> list[Any]:
-        """Run to the end; returns what the programs returned, by place. StuckError where lanes wait for what never
-        comes; what nodes raise, as it comes.
+        """Run to the end; returns the programs' results, by place. StuckError if lanes wait forever; exceptions of
+        nodes pass through.
         """
         queue = self._queue
-        while queue:
+        while queue or self._paused():
             self.now_ns, _, _, call, arguments = heapq.heappop(queue)
             call(*arguments)
         if stuck := [lane for lane in self._lanes.values() if lane.programs]:
             waits = "; ".join(f"node {lane.node} {lane.name}: {lane.doing}" for lane in stuck[:4])
-            raise StuckError(f"{len(stuck)} lanes of the job wait for what never comes: {waits}", stuck)
+            raise StuckError(f"{len(stuck)} lanes of the job wait for events that never happen: {waits}", stuck)
         return [self._returned.get(place) for place in range(len(self._nodes))]
 
     @property
     def untaken(self) -> list[tuple[int, int, Key]]:
-        """Messages that arrived and that no program asked for: to whom, from whom, and what."""
+        """Messages that no program received: receiver, sender and key."""
         return [(place, *of) for place, mail in enumerate(self._mail) for of in mail]
 
     def at(self, when_ns: int, call: Callable[..., None], *arguments: Any, order: int = _ARRIVALS) -> None:
-        """Call something at a time, in the order of the module's docstring."""
+        """Call a function at a given time, ordered as in the module's docstring."""
         self._count += 1
         heapq.heappush(self._queue, (when_ns, order, self._count, call, arguments))
 
@@ -223,11 +254,11 @@ class Loop:
         self.at(self.now_ns, self._go_on, lane, None, order=lane.number)
 
     def _later(self, lane: NodeLane, value: Any = None) -> None:
-        """Let a lane that waited go on."""
+        """Resume a waiting lane."""
         self.at(self.now_ns, self._go_on, lane, value, order=lane.number)
 
     def _go_on(self, lane: NodeLane, value: Any) -> None:
-        """End what a lane is doing, and do all that takes no time, or during which nothing else happens."""
+        """End a lane's current action, and run on while actions take no time or nothing else can happen."""
         key, program, _ = lane.programs[0]
         observers, does = self._observers, self._does
         while value is not _PENDING:
@@ -240,7 +271,7 @@ class Loop:
                 return self._end(lane, key, end.value)
             lane.began_ns = self.now_ns
             if (do := does.get(type(action))) is None:
-                raise TypeError(f"node {lane.node} yielded {action!r}, which is no action")
+                raise TypeError(f"the program of node {lane.node} yielded {action!r}, which is not an action")
             value = do(lane, action)
         return None
 
@@ -255,8 +286,8 @@ class Loop:
         if lane.programs:
             self._begin(lane)
 
-    # ------------------------------------------------------------------ actions: each returns what it returns, or
-    # _PENDING where it takes time
+    # ------------------------------------------------------------------ actions: each returns its result, or _PENDING
+    # if it takes time
     def _work(self, lane: NodeLane, action: actions.Work) -> Any:
         return self._spend(lane, action, self._nodes[lane.node].work(*action))
 
@@ -268,7 +299,7 @@ class Loop:
         return self._spend(lane, action, self._nodes[lane.node].decode(action.messages))
 
     def _spend(self, lane: NodeLane, action: Action, value: Any) -> Any:
-        """Let a lane be busy for as long as an action costs."""
+        """Keep a lane busy for the duration of an action."""
         took_ns = (self._cost(lane.node, action) or 0) if self._cost is not None else 0
         took_ns += lane.waking_ns
         lane.waking_ns = 0
@@ -281,10 +312,36 @@ class Loop:
         self.at(later_ns, self._go_on, lane, value, order=lane.number)
         return _PENDING
 
-    def _end_step(self, lane: NodeLane, action: actions.EndStep) -> bool | None:
+    def _end_step(self, lane: NodeLane, action: actions.EndStep) -> Any:
         if action.phase == "train":
             lane.step = action.number + 1
-        return self._goes_on(lane.node, action.number)
+        goes_on = self._goes_on(lane.node, action.number)
+        if self._pause is None or not goes_on or action.phase != "train" or not self._pause.due(lane.step):
+            return goes_on
+        for observer in self._observers:
+            observer.did(lane, action, goes_on, lane.began_ns, self.now_ns)
+        lane.doing = None  # observed
+        self._pausing.append((lane, lane.step, goes_on))
+        return _PENDING
+
+    def _paused(self) -> bool:
+        """Let all go on that pause, if any. SpecError if others do not come to rest, or pause before another step."""
+        if (pause := self._pause) is None or not (pausing := self._pausing):
+            return False
+        step = pausing[0][1]
+        lanes = [lane for lane, _, _ in pausing]
+        busy = [each.doing for each in self._lanes.values() if each.programs and each not in lanes]
+        if busy or len(pausing) < len(self._nodes) or any(each != step for _, each, _ in pausing):
+            raise SpecError(
+                f"cannot pause all places before step {step} for a checkpoint: {len(lanes)} of {len(self._nodes)} wait "
+                f"there, others for {busy[:2] or 'another step'}; remove training.checkpoint_every"
+            )
+        mail = [[(source, message) for (source, _), message in each.items()] for each in self._mail]
+        pause.paused(step, Resting(mail, [(*of, result) for of, result in self._results.items()]))
+        self._pausing = []
+        for lane, _, goes_on in pausing:
+            self._later(lane, goes_on)
+        return True
 
     def _fork(self, lane: NodeLane, action: actions.Fork) -> None:
         self._run_on(lane.node, action.lane, action.key, action.program, lane.step)
@@ -323,7 +380,7 @@ class Loop:
         return _PENDING
 
     def _finish(self, node: int, key: Key, peer: int | None, value: Any = None) -> None:
-        """Note that something is done that can be waited for."""
+        """Store a result and resume the lane that waits for it."""
         if (lane := self._waiting.pop((node, key, peer), None)) is not None:
             self._later(lane, value)
         else:
@@ -332,7 +389,7 @@ class Loop:
     # ------------------------------------------------------------------ messages
     def _send(self, lane: NodeLane, action: actions.Send) -> None:
         (key, payload, _, raw_bytes, choice, *_), peer, note, awaited = action
-        # Made anew, which costs half of what _replace does.
+        # Constructed directly, at half the cost of _replace.
         sent = Message(key, payload, lane.node, raw_bytes, choice, note, self.now_ns)
         size = len(payload) + len(note)
         self._links.carry(self, lane.node, peer, size, lambda: self._arrive(peer, sent, awaited=awaited))
@@ -376,22 +433,23 @@ class Loop:
     def _collect(self, lane: NodeLane, action: actions.Collect) -> Any:
         if not self._timed:
             raise TimingDecidesError(
-                f"node {lane.node} takes messages as they arrive, so the network takes part in the maths and the job "
-                'cannot be run without one; run it with timing = "live"'
+                f"node {lane.node} collects messages as they arrive, so its results depend on the network; run "
+                f"the job with "
+                'timing = "live"'
             )
         self._collecting[lane.node] = lane
         self.at(max(self.now_ns, action.until_ns), self._try_collecting, lane, order=_DEADLINES)
         return _PENDING
 
     def _try_collecting(self, lane: NodeLane) -> None:
-        """End a Collect whose time has come and whose messages are there."""
+        """End a Collect whose time and number of messages have been reached."""
         if self._collecting.get(lane.node) is not lane:
             return
         action, mail = lane.doing, self._mail[lane.node]
         there = [asked for asked in mail if asked[0] in action.peers]
         if len(there) < action.at_least or self.now_ns < action.until_ns:
             return
-        # What else arrives in this nanosecond has arrived, too.
+        # Later arrivals of this nanosecond count, too.
         del self._collecting[lane.node]
         self.at(self.now_ns, self._end_collecting, lane, order=_DEADLINES)
 

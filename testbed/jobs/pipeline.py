@@ -1,8 +1,8 @@
 """Pipeline training: layers are cut into stages, and a batch into micro-batches.
 
-For each action of its schedule a stage waits for its input, decodes it, computes, encodes the output and hands it over;
-then it clips, meets the others and updates. Activations go to the stage after it, gradients to the one before. An
-evaluation is forward passes through all stages, and a meeting at which the last one tells its loss.
+For each action of its schedule a stage waits for its input, decodes it, computes, encodes the output and sends it; then
+it clips, meets the others and updates. Activations go to the next stage, gradients to the previous one. An evaluation
+is forward passes through all stages, then a meeting at which the last stage shares its loss.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from testbed.message_key import Phase
 from testbed.spec import PipelineSpec, TrainingSpec
 
 MESSAGES = {"F": "activation", "B": "gradient"}
-"""What an action of a schedule sends."""
+"""The message that each action of a schedule sends."""
 MATHS = {"F": "forward", "B": "backward"}
 _FURTHER = {"F": 1, "B": -1}
 Ended = Literal["steps", "target", "budget", "asked"]
-"""Why training ended: all steps done, target loss reached, budget spent, somebody asked for it."""
+"""Why training ended: all steps done, target loss reached, budget spent, stop requested."""
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """When a pipeline evaluates, and on how much."""
+    """When a pipeline evaluates, and on how many batches."""
 
     batches: int
     """Validation batches, each of as many micro-batches as a step has."""
     every: int = 0
-    """After so many steps, and after the last; 0: only after the last."""
+    """Evaluate after every this many steps and after the last; 0: only after the last."""
     phases: Sequence[Phase] = ("evaluation",)
     """An evaluation for each of these."""
     target_loss: float | None = None
-    """Training ends with an evaluation that is not above it."""
+    """Training ends once an evaluation reaches this loss."""
 
 
 @dataclass(frozen=True)
 class PipelineJob:
-    """Stages that train together, and what each does in a step."""
+    """Stages that train together, and their actions in a step."""
 
     orders: Sequence[Sequence[Action]]
-    """By stage: the actions of a step."""
+    """The actions of a step, by stage."""
     steps: int
     blocking: bool = False
-    """A stage goes on only when its neighbour has the whole message, as a program does that neither sends nor computes
-    while it does the other."""
+    """A stage continues only after its neighbour has received the whole message, as in a program that cannot overlap
+    sending and computing."""
     evaluations: Evaluations | None = None
-    """None: it only trains."""
+    """None: no evaluations."""
     first: int | None = None
-    """The place of the first stage, where this is one of several pipelines of a job."""
+    """The place of the first stage, if this is one of several pipelines of a job."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -61,15 +61,18 @@ class PipelineJob:
 
     @staticmethod
     def named(key: Key) -> Named:
-        """Return how the records of training steps name a message."""
+        """Return the name of a message in the records of training steps."""
         return Named("forward" if key.what == MESSAGES["F"] else "backward", key.part, with_peer=False)
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a stage does, from that step on; it returns why training `Ended`."""
-        plan, ended = self.evaluations, None
-        for done in range(first_step + 1, self.steps + 1):
-            yield from self.batch(place, done - 1)
-            goes_on = yield EndStep(done - 1)
+        """Return the program of a stage, from right after the end of the step before that one, so with its evaluation;
+        it returns why training `Ended`.
+        """
+        plan, ended, goes_on = self.evaluations, None, True
+        for done in range(first_step or 1, self.steps + 1):
+            if done > first_step:
+                yield from self.batch(place, done - 1)
+                goes_on = yield EndStep(done - 1)
             if goes_on is False:
                 return "asked"
             ended = "steps" if done == self.steps else "budget" if goes_on is None else None
@@ -81,7 +84,7 @@ class PipelineJob:
         return ended
 
     def batch(self, place: int, step: int, first_part: int = 0) -> Program:
-        """Go through the schedule once, and update. `first_part`: the number of the first micro-batch."""
+        """Run the schedule once, then update. `first_part`: the number of the first micro-batch."""
         yield Work("start", Key("start", step, first_part))
         for kind, part in self.orders[place - (self.first or 0)]:
             yield from self.action(place, kind, Key(MESSAGES[kind], step, first_part + part))
@@ -96,7 +99,7 @@ class PipelineJob:
         return range(first, first + len(self.orders))
 
     def _evaluate(self, place: int, done: int, plan: Evaluations) -> Program:
-        """Evaluate after so many steps; returns why training ends with it, or None."""
+        """Evaluate after `done` steps; returns why training ends here, or None."""
         reached: Ended | None = None
         parts = sum(kind == "F" for kind, _ in self.orders[place])
         before = (done - 1) // plan.every if plan.every else 0
@@ -104,7 +107,7 @@ class PipelineJob:
             yield Work("start", Key("start", done, phase=phase))
             for batch in range(plan.batches):
                 for part in range(parts):
-                    # To a codec each batch is a step, so that what it remembers is as old as it is in training.
+                    # Codecs see each batch as a step, so that their state is as old as in training.
                     key = Key("activation", before * plan.batches + batch, part, phase=phase)
                     yield from self.action(place, "F", key, batch * parts + part)
             yield Begin()
@@ -118,7 +121,9 @@ class PipelineJob:
         return reached
 
     def action(self, place: int, kind: str, key: Key, number: int | None = None) -> Program:
-        """Take one micro-batch forward or backward through a stage; `number`: its own in the records, if not `part`."""
+        """Run one micro-batch forward or backward through a stage; `number`: its number in the records, if not
+        `part`.
+        """
         yield Begin(kind, key.part if number is None else number)
         stages, source, target, value = self._stages, place - _FURTHER[kind], place + _FURTHER[kind], None
         if source in stages:
@@ -139,7 +144,7 @@ def orders_of(pipeline: PipelineSpec) -> list[tuple[Action, ...]]:
 
 
 def training_job(pipeline: PipelineSpec, training: TrainingSpec, validation_batches: int) -> PipelineJob:
-    """Return the job that trains and evaluates as a recipe says."""
+    """Return the job that trains and evaluates as specified."""
     evaluations = Evaluations(
         batches=validation_batches,
         every=training.evaluate_every,
@@ -150,5 +155,7 @@ def training_job(pipeline: PipelineSpec, training: TrainingSpec, validation_batc
 
 
 def _reaches(losses: Any, target: float | None) -> bool:
-    """Say whether the last stage's loss, alone in a sequence, is not above the target; without maths there is none."""
+    """Return whether the last stage's loss, the only one in `losses`, reaches the target; runs without maths have
+    none.
+    """
     return target is not None and bool(losses) and losses[0] <= target

@@ -1,8 +1,8 @@
-"""What each place did in a step, from the actions of its program: an observer of any interpreter.
+"""Records the actions and messages of each place in a step, as an observer of any interpreter.
 
-An action of the records is what a program did between two `Begin`s: it waited for its input, decoded it, computed, and
-encoded its output. What a forked program sent belongs to the step that forked it, and what it received to the step that
-waited for it. So a step is complete when all that it forked has ended; steps are handed on in order.
+An action of the records covers what a program did between two `Begin`s: wait for input, decode, compute, encode the
+output. A forked program's sends belong to the step that forked it, its receives to the step that waited for it. A step
+is therefore complete once all its forks have ended; steps are passed on in order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from testbed.records import ActionKind, ActionRecord, DecidedRecord, ReceivedRec
 
 
 class Named(NamedTuple):
-    """How the records of a kind of job name a message."""
+    """The name of a message in the records of a kind of job."""
 
     direction: Direction
     number: int
-    """Its micro-batch, or the step that it is of."""
+    """Its micro-batch or its step."""
     with_peer: bool = True
-    """Whether the peer is named; in a pipeline it follows from the direction."""
+    """Whether the record names the peer; in a pipeline the direction implies it."""
 
 
 class Said(NamedTuple):
-    """What a node says of a step, or an evaluation, for its record."""
+    """A node's part of the record of a step or an evaluation."""
 
     loss: float | None = None
-    """None except at the place whose loss is the job's."""
+    """None except at the place that reports the job's loss."""
     accuracy: float | None = None
     tokens: int = 0
     """Or images."""
@@ -43,7 +43,7 @@ class Said(NamedTuple):
 
 
 class PacedWork(NamedTuple):
-    """Told right after work of an action that is held to a duration: see `ActionRecord`."""
+    """Reported right after the work of an action that is paced to a duration: see `ActionRecord`."""
 
     began_ns: int
     maths_ns: int
@@ -52,27 +52,27 @@ class PacedWork(NamedTuple):
 
 @dataclass
 class Recorded:
-    """A step, or an evaluation, of one place."""
+    """A step or an evaluation of one place."""
 
     step: int
     phase: Phase
     start_ns: int
     end_ns: int = 0
     optimiser_start_ns: int | None = None
-    """When what belongs to none of its actions began."""
+    """When the part of the step outside its actions began."""
     synchronised_ns: int | None = None
-    """When the places had met."""
+    """When all places had met."""
     actions: list[ActionRecord] = field(default_factory=list)
     sent: list[SentRecord] = field(default_factory=list)
     messages: list[tuple[int, Key]] = field(default_factory=list)
-    """Of what was sent: to whom, and what."""
+    """Sent messages: receiver and key."""
     received: list[ReceivedRecord] = field(default_factory=list)
     decided: list[DecidedRecord] = field(default_factory=list)
 
 
 @dataclass
 class _Forked:
-    """What a forked program sent and received so far."""
+    """Messages of a forked program so far."""
 
     step: Recorded
     sent: list[SentRecord] = field(default_factory=list)
@@ -84,35 +84,35 @@ class _Forked:
 class _RecordedPlace:
     current: Recorded
     fresh: bool = True
-    """Whether nothing of the current step has been done."""
+    """Whether the current step has not started."""
     action: dict[str, Any] | None = None
-    """The times of the action that is under way."""
+    """Times of the current action."""
     worked: bool = False
-    """Whether it has computed or encoded something."""
+    """Whether the current action has computed or encoded."""
     running: dict[str, _Forked] = field(default_factory=dict)
-    """By lane."""
+    """Running forks, by lane."""
     forks: dict[Key, _Forked] = field(default_factory=dict)
-    """Those that nobody has waited for yet."""
+    """Forks that no program has waited for yet."""
     unfinished: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By `id` of a step: how many of its forks have not ended."""
+    """Number of running forks, by `id` of the step."""
     complete: deque[Recorded] = field(default_factory=deque)
-    """Steps that have ended, and wait for their forks or those of a step before."""
+    """Ended steps that wait for their own forks or for an earlier step."""
 
 
 class StepRecorder:
-    """Observes a run and hands on what each place did in each step."""
+    """Observes a run and writes a record for each step of each place."""
 
     def __init__(
         self, write: Callable[[int, Recorded], None], named: Callable[[Key], Named], header_bytes: int = 0
     ) -> None:
-        """`write` is given a place and one of its steps; `named` says how records call a message; a frame has so many
-        `header_bytes` beside payload and note.
+        """`write` receives a place and one of its steps; `named` gives the name of a message in records; a frame adds
+        `header_bytes` to payload and note.
         """
         self._write, self._named, self._header_bytes = write, named, header_bytes
         self._places: dict[int, _RecordedPlace] = defaultdict(lambda: _RecordedPlace(Recorded(0, "train", 0)))
 
     def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        """Note what has ended."""
+        """Note an ended action."""
         place = self._places[lane.node]
         if lane.name != MAIN:
             self._forked_did(place, lane.name, action, value, begin_ns)
@@ -145,7 +145,7 @@ class StepRecorder:
                 place.current.messages.append((action.peer, action.message.key))
             case actions.Receive():
                 _has_input(lane, place, action)
-                if end_ns > begin_ns:  # else it was there, while messages before it were decoded
+                if end_ns > begin_ns:  # otherwise it arrived while earlier messages were decoded
                     _reached(place, "input_ns", end_ns)
                 place.current.received.append(self._received(value))
             case actions.Collect():
@@ -177,6 +177,21 @@ class StepRecorder:
                 place.complete.append(place.current)
                 place.current, place.fresh = Recorded(number, phase, end_ns), not at_action
                 self._hand_on(lane.node, place)
+
+    def state(self) -> dict[int, Any]:
+        """Return what later records need of earlier steps while no fork runs: by place, what forks received."""
+        return {
+            number: [(tuple(key), [each.model_dump() for each in of.received]) for key, of in place.forks.items()]
+            for number, place in self._places.items()
+        }
+
+    def load(self, state: dict[int, Any]) -> None:
+        """Restore a `state`."""
+        for number, forks in state.items():
+            place = self._places[number]
+            for key, received in forks:
+                records = [ReceivedRecord(**each) for each in received]
+                place.forks[Key(*key)] = _Forked(place.current, received=records)
 
     def _forked_did(self, place: _RecordedPlace, name: str, action: Any, value: Any, begin_ns: int) -> None:
         match action:
@@ -236,18 +251,20 @@ _TIMES = ("asked_ns", "input_ns", "decoded_ns", "computed_ns", "encoded_ns")
 
 
 def _has_input(lane: NodeLane, place: _RecordedPlace, action: Any) -> None:
-    """Refuse input for an action that has already worked: that work would count as waiting, in the records and in the
-    ideal. SpecError.
+    """Refuse input for an action that has already worked, because records and the ideal would count that work as
+    waiting. SpecError.
     """
     if place.action is not None and place.worked:
         begun = f"{place.action['kind']} {place.action['microbatch']}"
         raise SpecError(
-            f"node {lane.node} works in its action {begun} and then waits in it ({type(action).__name__}), so that "
-            "work would count as waiting; yield another Begin, with a number of its own, before that"
+            f"node {lane.node} receives input ({type(action).__name__}) after work within its action {begun}, "
+            f"so records would "
+            "count that work as waiting; yield another Begin, with its own number, before "
+            "receiving"
         )
 
 
 def _reached(place: _RecordedPlace, what: str, at_ns: int) -> None:
-    """Note that the action under way has got so far: what comes after it cannot have been earlier."""
+    """Note that the current action has reached this point: later points cannot be earlier in time."""
     if place.action is not None:
         place.action |= dict.fromkeys(_TIMES[_TIMES.index(what) :], at_ns)

@@ -1,8 +1,8 @@
-"""Sampling images with several workers: each does what a list says, which is a pure function of the program.
+"""Sampling images with several workers: each follows a list of actions, a pure function of the program.
 
-What one message holds is a part: encoded once, however often it is sent, and passed on as it came. What has come is
-decoded when next something is computed, all at once: a part may be on its way to the next worker meanwhile. A request
-is a step; it begins when all workers have ended the one before.
+A part is the content of one message: encoded once, however often it is sent, and forwarded unchanged. Received parts
+are decoded together before the next computation, so a part may already be on its way to the next worker. A request is a
+step; it begins when all workers have ended the previous one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from testbed.jobs.actions import Decode, Encode, EndStep, Key, Meet, Message, Pr
 
 class Compute(NamedTuple):
     """begin: pixels to hidden states; project: a layer's queries, keys and values; attend: the rest of the layer;
-    velocity: the last norm and product; update: an Euler step of the pixels. With experts, own: a layer up to the
-    router; experts: what tokens that came become; mix: the rest of the layer, and behind the last one the Euler step.
+    velocity: the final norm and projection; update: an Euler step of the pixels. With experts, own: a layer up to the
+    router; experts: outputs for received tokens; mix: the rest of the layer, and after the last layer the Euler step.
     """
 
     task: str
@@ -27,18 +27,18 @@ class Compute(NamedTuple):
     """The denoising step."""
     layer: int
     tokens: tuple[int, int]
-    """The first token, and the one behind the last."""
+    """The first token, and one past the last."""
 
 
 class SendPart(NamedTuple):
-    """Hand a part over."""
+    """Send a part."""
 
     part: Any
     peer: int
 
 
 class ReceivePart(NamedTuple):
-    """Wait for a part, and use it from now on."""
+    """Receive a part, and use it from now on."""
 
     part: Any
     peer: int
@@ -49,20 +49,18 @@ Actions = Sequence[Action]
 
 
 def sent_parts(workers: Sequence[Actions]) -> list[tuple[int, Any]]:
-    """Return every message that crosses a link in a request: its sender and what it holds; a part as often as it is
-    sent.
-    """
+    """Return the sender and the part of every message of a request, repeated as often as it is sent."""
     return [(worker, a.part) for worker, actions in enumerate(workers) for a in actions if isinstance(a, SendPart)]
 
 
 def numbers_of(workers: Sequence[Actions]) -> dict[Any, int]:
-    """Return a number for each part that is sent, the same at every worker."""
+    """Number the parts that are sent, identically at every worker."""
     return {part: number for number, part in enumerate(dict.fromkeys(part for _, part in sent_parts(workers)))}
 
 
 @dataclass(frozen=True)
 class SamplingJob:
-    """Workers that sample so many batches of images, one after the other."""
+    """Workers that sample batches of images, one after another."""
 
     workers: Sequence[Actions]
     requests: int
@@ -74,11 +72,11 @@ class SamplingJob:
 
     @cached_property
     def numbers(self) -> Mapping[Any, int]:
-        """A number for each part, which is that of its message's key."""
+        """The number of each part, used in its message's key."""
         return numbers_of(self.workers)
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a worker does, from that request on. The key of work has the number of its action."""
+        """Return the program of a worker, from that request on. A work item's key holds the number of its action."""
         for request in range(first_step, self.requests):
             known, came, values = dict[Any, Message](), list[Message](), None
             for number, action in enumerate(self.workers[place]):

@@ -1,7 +1,7 @@
-"""The order in which one stage works: a pure function from numbers to a list of actions. `stage.Stage` obeys the list.
+"""The order of one stage's actions, as a pure function from numbers to a list, which `pipeline` follows.
 
-Backwards run in the order of the micro-batches under every schedule, so gradients are added up in one order and
-training comes out bit-identical whatever the schedule and the depth.
+Backwards run in the order of the micro-batches under every schedule, so gradients are summed in one order and training
+is bit-identical under every schedule and depth.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Action(NamedTuple):
 
 
 def depth(schedule: ScheduleName, *, stage: int, stages: int, microbatches: int, in_flight: int) -> int:
-    """Return how many micro-batches a stage holds at most between their forward and their backward.
+    """Return the maximum number of micro-batches that a stage holds between forward and backward.
 
-    gpipe: all of them; `in_flight` is not read. 1f1b: `1 + ceil((in_flight - 1) * (stages - 1 - stage) / (stages -
-    1))`, and never more than there are micro-batches: `in_flight` at the first stage, 1 at the last, and in between in
-    proportion to the distance from the last, as the round trip to the last stage and back is. `in_flight == stages` is
-    the classic 1F1B (PipeDream-Flush, Narayanan et al. 2021, section 2.2): depth `stages - stage`. More hides the
-    latency of slow links and costs memory; less is allowed and leaves stages idle. Depths never grow from a stage to
-    the next, hence no deadlock.
+    gpipe: all of them; `in_flight` is ignored. 1f1b: `1 + ceil((in_flight - 1) * (stages - 1 - stage) / (stages - 1))`,
+    and never more than there are micro-batches: `in_flight` at the first stage, 1 at the last, and in between
+    proportional to the distance from the last stage, like the round trip to it. `in_flight == stages` is the classic
+    1F1B (PipeDream-Flush, Narayanan et al. 2021, section 2.2): depth `stages - stage`. More hides the latency of slow
+    links and costs memory; less is allowed and leaves stages idle. Depths never grow from one stage to the next, so no
+    schedule deadlocks.
     """
     if schedule == "gpipe":
         return microbatches
@@ -46,7 +46,7 @@ def actions(
 ) -> tuple[Action, ...]:
     """Return all actions of one step at one stage (0-based), in order.
 
-    With `accumulation` the schedule is gone through so many times, and its micro-batches are numbered on.
+    The schedule is repeated `accumulation` times, with consecutive micro-batch numbers.
     """
     assert 0 <= stage < stages
     assert microbatches >= 1

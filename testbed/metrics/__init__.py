@@ -1,21 +1,22 @@
-"""Metrics: which numbers follow from a run's records? Pure functions; nothing is read, written or started here.
+"""Metrics: compute a run's numbers from its records. Pure functions without I/O.
 
-steps         the stages' records aligned into steps of the pipeline, and which of them count
-spans         what each stage did when: frames in flight, shares of the time, overruns
-traffic       what a step moved: raw, payload and wire bytes
+steps         the stages' records aligned into steps of the pipeline, and the choice of steps that count
+spans         timelines of stages: frames in flight, shares of the time, overruns
+traffic       traffic of a step: raw, payload and wire bytes
 wires         a cell's links as carriers of bits, constant or varying
-links         the same as sources of events for the loop of jobs: when a message arrives
-ideal         how long a step would take if the links did exactly what the profile says
-bound         how far what was found wrong with the links moves a step
+links         the same as event sources for the job loop: arrival times of messages
+ideal         duration of a step over links that match their profile exactly
+bound         bound on the step-time error caused by link deviations
+worst_step    the worst step, if much longer than the median, and the state of the links during it
 contention    whether a run computed as fast as its calibration
 curves        loss curves of one run, and of several seeds together
-statistics    how sure a number is
+statistics    confidence intervals
 summary       one run in numbers
 compare       a codec compared with a baseline, in time and in loss
-verdicts      what a comparison shows of a claim: holds, fails, not resolved
-time_to_loss  how long training takes to reach a target loss
-live_checks   which played cells are run live too
-fidelity      whether a played run stands for the live one
+verdicts      verdict of a comparison on a claim: holds, fails, not resolved
+time_to_loss time to a target loss
+live_checks   choice of played cells to run live too
+fidelity      agreement of a played run with the live one
 
 A new metric is a function here, a field of `records.Summary` that `summary` fills, and a row of
 `report.tables.COLUMNS`. Exports and the combination of several runs follow from the field.

@@ -1,25 +1,24 @@
-"""How far does what was found wrong with a lab's links move a step? Certificates are judged by that.
+"""Bounds the step-time error caused by link deviations. Certificates are judged by this bound.
 
-A step is simulated (`metrics.ideal`; of data parallel training `play.replica_steps`) over the links as they were asked
-and as they were found, and the bound is the difference as a share of the first. Each measurement is turned into a
-deviation of a wire:
+A step is simulated (`metrics.ideal`; of data parallel training `replay.worker_steps`) over the links as specified and
+as measured, and the bound is their relative difference. Each measurement becomes a deviation of a wire:
 
-rate, goodput, schedule   the wire's rate, found / asked
-delay                     so much more delay on every message
+rate, goodput, schedule   the wire's rate, measured / specified
+delay                     additional delay on every message
 rtt                       the same, half of it each way
-message                   the same, without what the direction's rate explains
-jitter, lateness          the same: the last packet of every message may be the one that is late
-queue                     the difference, on each message that waits for longer than the smaller of both queues
-loss, burst               a round trip for each packet, or burst, that is lost more or less often than asked, and a
-                          retransmission timer where it is among a message's last three
+message                   the same, minus the part that the direction's rate explains
+jitter, lateness          the same: the late packet may be the last one of every message
+queue                     the difference, added to each message that waits longer than the smaller of both queues
+loss, burst               a round trip for each packet, or burst, lost more or less often than specified, and a
+                          retransmission timeout if it is among a message's last three packets
 reordered, duplicated     a round trip for each packet
-What chance explains has no bound, and what TCP decides has none either.
+Deviations explained by chance have no bound, nor do effects of TCP's own decisions.
 
-All together: each direction of each link gets the slowest of the rates that were found (and no faster than asked), the
-longest of the delays by which delay, round trip, messages and lateness differ, and all of the others added up. The step
-over these links, and over the links with everything that was found better than asked, bound the step from both sides;
-the larger difference counts. Measurements of one thing in several ways are not added up; different things are, though
-they seldom come together, so a bound is rather too wide than too narrow.
+In combination: each direction of each link gets the slowest measured rate (at most the specified one), the longest
+deviation among delay, round trip, messages and lateness, and the sum of all others. The step over these links, and the
+step over links with all favourable deviations, bound the step from both sides; the larger difference counts. Several
+measurements of one quantity are not added; different quantities are, although they seldom coincide, so the bound is
+conservative.
 """
 
 from __future__ import annotations
@@ -38,58 +37,61 @@ from testbed.records import BOUND, Certificate, DuringRecord, Measurement, StepR
 from testbed.spec import Cell
 
 _TIMER_NS = 200_000_000
-"""The least that Linux's TCP waits before it sends again without having been told."""
+"""Linux's minimum TCP retransmission timeout."""
 _TAIL_PACKETS = 3
-"""Fewer packets than this after a lost one do not tell TCP of it (three duplicate acknowledgements, RFC 5681)."""
+"""Packets needed after a lost one for TCP to detect the loss (three duplicate acknowledgements, RFC 5681)."""
 _APART_LINKS = 8
-"""With more links the bound of a measurement is that of its quantity on all links at once, which is no smaller."""
+"""With more links, a measurement gets the bound of its quantity on all links at once, which is at least as large."""
 STEPS, MANY_ACTIONS = 3, 2000
-"""Steps of a run that are looked at, and with how many actions only one is: each is simulated several times."""
+"""Number of steps examined per run, and the number of actions above which only one is: each is simulated several
+times."""
 _Sign = Literal["slow", "fast"]
 _Step = TypeVar("_Step")
 Deviations = dict[tuple[int, str], WireDeviation]
 StepDurations = Callable[[Deviations], list[float]]
-"""How long one or more steps take over wires that deviate, in seconds of the lab."""
+"""Durations of one or more steps over deviating wires, in seconds of the lab."""
 
 
 class BoundedStep:
-    """A step that bounds are shares of."""
+    """The step to which bounds are relative."""
 
     def __init__(self, cell: Cell, seconds: StepDurations, said: str, *, alike: bool = False) -> None:
-        """Take one or more steps of the cell; the bound is the worst of them. `said`: whose they are, in words.
+        """Use one or more steps of the cell; the bound is the worst of them. `said` describes their origin.
 
-        `alike`: one link was measured, and all of the cell's are like it.
+        `alike`: one link was measured, and represents all of the cell's.
         """
         self.cell, self.alike = cell, alike
         self._seconds, self._asked_s = seconds, seconds({})
         shortest, longest = (pick(self._asked_s, default=0.0) * 1e3 for pick in (min, max))
         took = f"{longest:.4g} ms" if shortest == longest else f"{shortest:.4g} to {longest:.4g} ms"
-        self.said = f"{said}, {took} long over the links as asked"
+        self.said = f"{said}, {took} long over the links as specified"
 
     @property
     def seconds(self) -> float:
-        """How long the longest of them takes over the links as asked."""
+        """Duration of the longest of them over the links as specified."""
         return max(self._asked_s, default=0.0)
 
     def moved(self, deviations: Deviations) -> float:
-        """Return how far these deviations move the step, as a share of it."""
+        """Return the relative change of the step caused by these deviations."""
         if not deviations:
             return 0.0
         return max(
-            (abs(found / asked - 1) for found, asked in zip(self._seconds(deviations), self._asked_s, strict=True)),
+            (abs(moved / asked - 1) for moved, asked in zip(self._seconds(deviations), self._asked_s, strict=True)),
             default=0.0,
         )
 
     def assess(self, certificate: Certificate) -> Certificate:
         """Judge a certificate by this step. Links are numbered as in the step's cell.
 
-        On the virtual clock nothing excuses a deviation, so what is beyond its tolerance fails there as well.
+        On the virtual clock nothing excuses a deviation, so any value out of tolerance also fails there.
         """
         measurements, bound = _assess(certificate.measurements, self, exact=certificate.clock == "virtual")
         return certificate.model_copy(update={"measurements": measurements, "bound": bound, "step": self.said})
 
     def assess_during(self, during: DuringRecord) -> DuringRecord:
-        """Say how much longer the step is if every message is as late on every shaped wire as the mean was."""
+        """Return the verdict on lateness during the run: the longer step if every message is late by the mean on every
+        shaped wire.
+        """
         late = WireDeviation(delay_ns=during.mean_ms * 1e6)
         crossed: Deviations = {
             (link, side): late
@@ -101,7 +103,7 @@ class BoundedStep:
 
 
 def pipeline_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return up to three of a pipeline's steps that count (one where they are large); None where there are none."""
+    """Return up to three steps of a pipeline that count (one if they are large); None without such steps."""
     chosen = steady(align(stages))
     if not chosen:
         return None
@@ -116,14 +118,14 @@ def pipeline_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_
 
 
 def spread_out(steps: Sequence[_Step], count: int) -> list[_Step]:
-    """Return `count` of some steps at most, evenly spread, the last one among them."""
+    """Return at most `count` of the steps, evenly spread, including the last."""
     if count == 1:
         return [steps[-1]]
     return list(dict.fromkeys(steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)))
 
 
 def kind_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return the mean of the steps of a job of a table `job`; None where there are none."""
+    """Return the mean step of a job from a `job` table; None without steps."""
     trained = trained_steps(nodes)
     if not all(trained):
         return None
@@ -137,7 +139,7 @@ def kind_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: i
 
 # ------------------------------------------------------------------ from measurements to deviations
 class _Effect(NamedTuple):
-    """What one measurement says about one direction of one link."""
+    """The effect of one measurement on one direction of one link."""
 
     measurement: Measurement
     link: int
@@ -146,7 +148,7 @@ class _Effect(NamedTuple):
 
 
 def counts(measurement: Measurement) -> bool:
-    """Tell whether a measurement has something asked, and a number that chance alone does not explain."""
+    """Return whether a measurement has a specified value, and a measured one that chance alone does not explain."""
     if measurement.measured is None or measurement.expected is None or measurement.tolerance is None:
         return False
     return not measurement.chance or abs(measurement.measured - measurement.expected) > measurement.chance
@@ -160,7 +162,7 @@ def _effects(step: BoundedStep, measurements: Iterable[Measurement]) -> list[_Ef
     for measurement in counted:
         numbers = range(len(links))
         if measurement.link != "relay" and not step.alike:
-            number = int(measurement.link.rpartition("-")[2])  # as topology.py names them: node-3, boundary-3
+            number = step.cell.link_names.index(measurement.link)
             numbers = range(number, number + 1)
         for number in numbers:
             shaped = [way for way in LINK_DIRECTIONS if links[number].pipe(way) is not None]
@@ -179,7 +181,7 @@ def _effects(step: BoundedStep, measurements: Iterable[Measurement]) -> list[_Ef
 
 
 def _rates(counted: Iterable[Measurement]) -> dict[tuple[str, str], float]:
-    """Return the slowest rate that was found of each direction, as a share of what was asked; at most 1."""
+    """Return the slowest measured rate of each direction, as a share of the specified one; at most 1."""
     rates: dict[tuple[str, str], float] = {}
     for m in counted:
         if m.quantity in ("rate", "goodput", "schedule") and m.measured is not None and m.expected:
@@ -189,7 +191,7 @@ def _rates(counted: Iterable[Measurement]) -> dict[tuple[str, str], float]:
 
 
 _LEAST_RATE = 0.001
-"""What carries less than this share of its rate is as good as broken: the simulation must end."""
+"""Lower limit of a wire's share of its rate: a slower wire is effectively broken, and the simulation must end."""
 
 
 def _deviation(
@@ -200,7 +202,7 @@ def _deviation(
     more = m.measured - m.expected
     pipe = profile.pipe(way)
     assert pipe is not None
-    # In a star a packet and its acknowledgement cross two links, which are alike as far as this one knows.
+    # In a star a packet and its acknowledgement cross two links, assumed to be alike.
     round_trip_ns = sum(p.delay_ns for p in (profile.up, profile.down) if p) * (2 if star else 1)
     match m.quantity:
         case "rate" | "goodput" | "schedule":
@@ -227,29 +229,29 @@ def _deviation(
 
 
 _LATENCY = ("delay", "rtt", "message", "lateness")
-"""Four ways to measure one thing: what a message waits for."""
+"""Four measurements of one quantity: the latency of a message."""
 
 
 def _together(effects: Iterable[_Effect], sign: _Sign) -> Deviations:
-    """Combine what was found of each wire: all that makes it slower, or all that makes it faster."""
+    """Combine the effects on each wire: all that slow it down, or all that speed it up."""
     longest, slowest = (max, min) if sign == "slow" else (min, max)
     parts: dict[tuple[int, LinkDirection], list[_Effect]] = {}
     for effect in effects:
         parts.setdefault((effect.link, effect.way), []).append(effect)
     together: Deviations = {}
-    for key, found in parts.items():
-        rate = slowest([1.0, *(e.deviation.rate for e in found)])
-        latency = longest([0.0, *(e.deviation.delay_ns for e in found if e.measurement.quantity in _LATENCY)])
+    for key, wire_effects in parts.items():
+        rate = slowest([1.0, *(e.deviation.rate for e in wire_effects)])
+        latency = longest([0.0, *(e.deviation.delay_ns for e in wire_effects if e.measurement.quantity in _LATENCY)])
         if sign == "fast":
             together[key] = WireDeviation(rate=rate, delay_ns=latency)
             continue
-        others = sum(_worst_delays(e for e in found if e.measurement.quantity not in _LATENCY))
+        others = sum(_worst_delays(e for e in wire_effects if e.measurement.quantity not in _LATENCY))
         together[key] = WireDeviation(
             rate=rate,
             delay_ns=latency + others,
-            packet_ns=sum(e.deviation.packet_ns for e in found),
-            overflow_ns=max(e.deviation.overflow_ns for e in found),
-            buffer_ns=min(e.deviation.buffer_ns for e in found),
+            packet_ns=sum(e.deviation.packet_ns for e in wire_effects),
+            overflow_ns=max(e.deviation.overflow_ns for e in wire_effects),
+            buffer_ns=min(e.deviation.buffer_ns for e in wire_effects),
         )
     return together
 
@@ -271,9 +273,9 @@ def _both_ways(step: BoundedStep, effects: Sequence[_Effect]) -> float:
 def _assess(
     measurements: Sequence[Measurement], step: BoundedStep, *, exact: bool
 ) -> tuple[tuple[Measurement, ...], float | None]:
-    """Give each measurement its bound and its verdict; and return the bound of all together.
+    """Assign each measurement its bound and verdict; also return the combined bound.
 
-    Links are numbered as in the step's cell. The second is None where something has no number.
+    Links are numbered as in the step's cell. The combined bound is None if a value is missing.
     """
     effects = _effects(step, measurements)
     groups: dict[object, list[_Effect]] = {}

@@ -1,11 +1,11 @@
-"""Compare a codec with a baseline over the same network: how many times as fast is it, and what does it cost in loss?
+"""Compare a codec with a baseline over the same network: its speed-up and its cost in loss.
 
-Runs of the same seed are paired: the first run with the first, the second with the second. In a sweep whose order is
-interleaved these were made close to each other, so that a machine that becomes slower affects both. Runs without a
-partner are left out. Steps are not paired: step 7 of one run was not made at the time of step 7 of another.
+Runs of the same seed are paired: the first run with the first, the second with the second. An interleaved sweep runs
+these close together, so that a slowdown of the machine affects both. Runs without a partner are omitted. Steps are not
+paired, because step 7 of two runs happened at different times.
 
-Speed-up: the baseline's median step over the codec's. For one pair the steps of both runs are resampled, each on its
-own; for several pairs the interval is Student's t over the logarithms of the pairs' ratios. Loss: the difference in
+Speed-up: the baseline's median step over the codec's. For one pair the steps of both runs are resampled independently;
+for several pairs the interval is Student's t over the logarithms of the pairs' ratios. Loss: the difference in
 validation loss vs the baseline, at the last step at which both were evaluated, one pair per seed (another run of a seed
 has the same losses). One seed has no interval.
 """
@@ -25,12 +25,12 @@ from testbed.records import StepRecord
 from testbed.spec import Cell
 
 RUN_TO_RUN = 0.05
-"""How much two runs of one cell may differ, which a run's own interval cannot show: 12 cells of the default sweep, run
-twice in a row on a quiet machine of 2 cores, differed by 1.8 % in the median and by 4.1 % at most."""
+"""Run-to-run variation of a cell, which a single run's interval does not cover: 12 cells of the default sweep, run
+twice in a row on a quiet machine with 2 cores, differed by 1.8 % in the median and by at most 4.1 %."""
 
 
 class RunSteps(NamedTuple):
-    """What a comparison takes from a run. All times are seconds of the emulated world."""
+    """The data of a run used in a comparison. All times are seconds of the emulated world."""
 
     seed: int
     number: int
@@ -40,13 +40,13 @@ class RunSteps(NamedTuple):
     train: tuple[LossPoint, ...]
     validation: tuple[LossPoint, ...]
     exact: bool = False
-    """Whether another run would have the same times: it was made on the virtual clock."""
+    """Whether another run would have the same times, as on the virtual clock."""
 
 
 def run_steps(
     cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]], steady_from: int | None = None
 ) -> RunSteps:
-    """Take what a comparison needs from the records of a run that ended well. `stages` and `steady_from` as for
+    """Extract the data for a comparison from the records of a successful run. `stages` and `steady_from` as for
     `summarise`.
     """
     chosen = counted(align(stages), steady_from)
@@ -59,14 +59,14 @@ class CodecComparison(NamedTuple):
     """A codec against a baseline."""
 
     speed_up: IntervalEstimate | None
-    """How many times as fast as the baseline; None without a pair of runs that have measured steps."""
+    """Speed-up over the baseline; None without a pair of runs with measured steps."""
     separable: bool
-    """Whether the interval of the speed-up excludes 1 (and a single pair differs by more than `RUN_TO_RUN`, but on the
-    virtual clock, where runs do not differ)."""
+    """Whether the interval of the speed-up excludes 1. A single pair must also differ by more than `RUN_TO_RUN`, except
+    on the virtual clock, where runs are identical."""
     loss_difference: IntervalEstimate | None
-    """Difference vs the baseline in nats per token; None without a seed that both evaluated at one step."""
+    """Difference vs the baseline in nats per token; None without a seed that both evaluated at the same step."""
     loss_separable: bool
-    """Whether its interval excludes 0; one seed never can."""
+    """Whether its interval excludes 0; False for a single seed."""
     pairs: int
 
 
@@ -82,7 +82,7 @@ def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple
 
 
 def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> CodecComparison:
-    """Compare the runs of two codecs over the same network, whose cells differ only in codec and seed."""
+    """Compare the runs of two codecs over the same network; their cells differ only in codec and seed."""
     pairs = paired(ours, baseline)
     speed_up, loss = _speed_up(pairs), _loss_difference(pairs)
     separable = speed_up is not None and speed_up.interval is not None and not speed_up.interval.holds(1.0)

@@ -1,7 +1,7 @@
-"""Did a run compute as fast as its calibration? If not, something else used the machine, and its times are not its own.
+"""Checks that a run computed as fast as its calibration; otherwise other load makes its times unreliable.
 
-A run is compared with the calibration by what its stages were busy with: maths, encoding and decoding of a step, in the
-median over the steps that count. Waiting is left out, and so is the update, which ends with a meeting of all stages.
+The comparison uses the busy time of stages: maths, encoding and decoding of a step, in the median over the steps that
+count. It excludes waiting, and the update, which ends with a meeting of all stages.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from testbed.waking import waking_ns
 
 
 def stray_share(cell: Cell, chosen: Sequence[PipelineStep], costs: Sequence[StageCosts] | None) -> float | None:
-    """Return how far the busy time of a stage lies from its calibration, as a share, at the stage where it is furthest.
+    """Return the largest relative deviation of a stage's busy time from its calibration.
 
-    `chosen` are the steps that count, `costs` those of the cell's recipe, by stage. None where there are none of
-    either, where nobody measured durations (a paced or a played run), and where the calibration says 0.
+    `chosen` are the steps that count, `costs` those of the cell's recipe, by stage. None without either, for runs
+    without measured durations (paced or played), and where the calibrated time is 0.
     """
     if costs is None or not chosen or not isinstance(cell.compute, Measured):
         return None
@@ -38,10 +38,10 @@ def _busy_ns(record: StepRecord) -> int:
 
 
 def _stated_ns(record: StepRecord, cost: StageCosts) -> int:
-    """Return how long the actions of a step last by the calibration."""
+    """Return the calibrated duration of a step's actions."""
     stated_ns = 0
     for action in record.actions:
-        # A forward pass decodes what came forward and encodes what goes on forward; the first stage decodes nothing.
+        # A forward pass decodes its input and encodes its output; the first stage decodes nothing.
         way: Direction = "forward" if action.kind == "F" else "backward"
         parts = [cost.forward if way == "forward" else cost.backward, cost.decode.get(way), cost.encode.get(way)]
         stated_ns += sum(part.ns for part in parts if part is not None)

@@ -19,21 +19,21 @@ class LossPoint(NamedTuple):
     step: int
     """Optimiser steps done before the loss was taken."""
     seconds: float
-    """Time spent in training steps until the loss was known, with warm-up and without evaluations."""
+    """Time spent in training steps until the loss was known, including warm-up, excluding evaluations."""
     loss: float
     accuracy: float | None = None
-    """Of an evaluation on images."""
+    """Accuracy of an evaluation on images."""
 
 
 class Bands(NamedTuple):
-    """Several curves as one band, at each step that all of them have."""
+    """Several curves combined into a band, at the steps common to all."""
 
     steps: list[int]
     low: list[float]
-    """The smallest loss: a sweep has too few seeds for a quantile."""
+    """Smallest loss; a sweep has too few seeds for quantiles."""
     median: list[float]
     high: list[float]
-    """The largest loss."""
+    """Largest loss."""
     curves: int
 
 
@@ -65,7 +65,7 @@ def uncompressed_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> li
 def bands(curves: Sequence[Sequence[LossPoint]]) -> Bands:
     """Combine the curves of a cell's seeds into one band.
 
-    A step that one of them lacks, because it ended early, is left out.
+    Steps missing from one of them, because it ended early, are omitted.
     """
     losses = [{point.step: point.loss for point in curve} for curve in curves]
     steps = sorted(set.intersection(*(set(curve) for curve in losses))) if losses else []

@@ -1,16 +1,15 @@
-"""The ideal duration of recorded steps: how long they would take if the links did exactly what the profile says.
+"""The ideal duration of recorded steps: their duration over links that match their profile exactly.
 
-The job's own program is run on the event loop over links that are formulas (`metrics.links`, which says what they
-bound). From the records come how long every node worked on what, the bytes of every message, and when the run began,
-which matters where links vary. All waiting for messages is replaced by the formula. All times are the lab's own,
-dilation included.
+The job's own program runs on the event loop over links as formulas (`metrics.links` states what they bound). The
+records provide the duration of all work, the size of every message, and the start of the run, which matters where links
+vary. The formulas replace all waiting for messages. All times are lab times, including dilation.
 
-A pipeline's step is taken alone: each stage begins when it could in the run. Where stages are paced, maths and updates
-last as long as the emulated device takes, whatever they took here. In jobs of other kinds nodes may be ahead of each
-other and of what they wait for, so all steps are run in a row, from the first.
+A pipeline's step is simulated alone, each stage starting when it could in the run. In paced stages, maths and updates
+take the emulated device's time instead of their time here. In other kinds of jobs nodes may run ahead of each other, so
+all steps are simulated in a row, from the first.
 
-`unshaped_step_s` is the closed form for links that take no time and equally fast stages: the law for both a paced
-pipeline on unshaped links and the simulation.
+`unshaped_step_s` is the closed form for links that take no time and equally fast stages; both a paced pipeline on
+unshaped links and the simulation must match it.
 """
 
 from __future__ import annotations
@@ -35,36 +34,37 @@ from testbed.spec import Cell, Compute, DataParallelSpec, Measured, Paced, Pipel
 
 MEASURED = Measured()
 _Owner = tuple[str, int] | None
-"""An action of the records, by kind and number; None: what belongs to the step."""
+"""An action of the records, by kind and number; None: the step itself."""
 _Took = dict[tuple[_Owner, type], int]
-"""How long a step's actions took to decode, compute and encode; and the step, to compute after all places have met."""
+"""Durations of decode, compute and encode per action of a step; for the step itself, of the computation after the
+meeting."""
 
 
 class RecordedSteps:
-    """Steps of a job, as all places recorded them. The total time that an action of the records decoded, computed and
-    encoded is charged once each, at its first such operation.
+    """Steps of a job, as all places recorded them. An action's total decode, compute and encode times are each charged
+    once, at its first such operation.
     """
 
     def __init__(self, job: Job, nodes: Sequence[Node], took: Sequence[Sequence[_Took]], first: int = 0) -> None:
-        """`nodes` know how long messages were. `took`: by place, of the steps from `first` on. These are run as if all
-        places began with the first of them, and all before were over.
+        """`nodes` know the sizes of messages. `took`: durations by place, of the steps from `first` on, which run as if
+        all places started with the first of them and all earlier steps were complete.
         """
         self._job, self._nodes, self._took, self._first = job, nodes, took, first
         self._steps, self._places = len(took[0]), range(len(nodes))
 
     def seconds(self, links: Links) -> list[float]:
-        """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
+        """Return the duration of each step over links, up to its end at the last node, in seconds of the lab."""
         return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(self.ends_ns(links), max)])]
 
     def ends_ns(self, links: Links, begins_ns: Sequence[int] | None = None) -> list[int]:
-        """Return when the last place has ended each step. `begins_ns`: when each place begins; None: all at 0.
+        """Return the end of each step at the last place. `begins_ns`: start of each place; None: all at 0.
 
-        ResultsError where places wait for each other for ever.
+        ResultsError on deadlock.
         """
         ends = [0] * self._steps
         self._step, self._owner = [0 for _ in self._places], list[_Owner](None for _ in self._places)
         self._done = [{Work} for _ in self._places]
-        """What each has done of the action that it is in."""
+        """Operations done so far in each place's current action."""
 
         def goes_on(place: int, step: int) -> bool:
             at = step - self._first
@@ -83,12 +83,12 @@ class RecordedSteps:
         except StuckError as error:
             stuck = self._job.places[error.lanes[0].node]
             raise ResultsError(
-                f"the recorded actions of {stuck} cannot be done in their order: an input never comes"
+                f"cannot replay the recorded actions of {stuck}: an input never arrives; remove the run and repeat it"
             ) from None
         return ends
 
     def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        """Note which action of the records a place is in."""
+        """Note the current action of a place."""
         place = lane.node
         if type(action) is Begin:
             self._owner[place] = None if action.kind is None else (action.kind, action.number)
@@ -122,7 +122,7 @@ def _took_ns(record: StepRecord) -> _Took:
 
 # ------------------------------------------------------------------ pipelines
 def _updates_ns(step: Sequence[StepRecord], compute: Compute) -> list[int]:
-    """Return how long each stage takes from the moment at which the last one's actions have ended."""
+    """Return the duration of each stage's update, counted from the end of the last stage's actions."""
     actions_end = [record.optimiser_start_ns for record in step if record.optimiser_start_ns is not None]
     norm_known = [record.synchronised_ns for record in step if record.synchronised_ns is not None]
     if len(actions_end) < len(step) or len(norm_known) < len(step):
@@ -141,14 +141,15 @@ def ideal_step_s(
 ) -> float:
     """Return the ideal duration of a pipeline's recorded step, in seconds of the lab.
 
-    `step` holds one record per stage, first stage first. `free_ns` says when each stage could begin; the duration
-    counts from the latest of these moments (a stage that is free earlier has a head start, as it had in the run). None:
-    all begin together, which paced stages do in any case. `compute` is the cell's.
+    `step` holds one record per stage, first stage first. `free_ns` is the earliest start of each stage; the duration
+    counts from the latest of these (an earlier stage has a head start, as in the run). None: all start together, as
+    paced stages always do. `compute` is the cell's.
 
-    After the actions comes the moment at which all stages know the gradient norm, as long after the last stage's
-    actions as in the run, then each stage's own update; where stages are paced, both together last as long as the
-    update that was asked for. ResultsError when the records are inconsistent.
+    After the actions all stages learn the gradient norm, with the same delay as in the run, and then each stage
+    updates; in paced stages both together take the stated update time. ResultsError for inconsistent records.
     """
+    if compute.varied:  # what was drawn is in the records
+        compute = MEASURED
     if free_ns is None or isinstance(compute, Paced):
         free_ns = [min(record.start_ns for record in step) if free_ns is None else max(free_ns)] * len(step)
     orders = [[Action(action.kind, action.microbatch) for action in record.actions] for record in step]
@@ -174,10 +175,10 @@ def trained_steps(nodes: Sequence[Sequence[StepRecord]]) -> list[list[StepRecord
 
 
 class RecordedReplicas(RecordedSteps):
-    """Steps of data parallel training, as all nodes recorded them."""
+    """Steps of data parallel training, from the records of all nodes."""
 
     def __init__(self, data: DataParallelSpec, nodes: Sequence[Sequence[StepRecord]], steps: range) -> None:
-        """`nodes`: the records of each node's training steps; `steps`: those that are run."""
+        """`nodes`: the records of each node's training steps; `steps`: those to simulate."""
         ones = (1,) * data.workers
         job = DataParallelJob(data.workers, data.exchange, ones, ones, steps.stop, self._applied)
         sizes = [Sizes(partial(self._size, node)) for node in range(len(nodes))]
@@ -194,8 +195,8 @@ class RecordedReplicas(RecordedSteps):
         sent, hop = self._records[node][key.step].sent, self._hop(node, key)
         if hop >= len(sent):
             raise ResultsError(
-                f"node {node}, step {key.step}: there is no record of message {hop}, so the step's ideal duration "
-                "cannot be computed"
+                f"node {node}, step {key.step}: message {hop} has no record, so the step has no ideal duration; "
+                "remove the run and repeat it"
             )
         return sent[hop].frame_bytes
 
@@ -205,17 +206,17 @@ class RecordedReplicas(RecordedSteps):
             step: int = action.key.step - self._first
             return self._coding_ns[place][step][self._hop(place, action.key)]
         if self._coding_ns and what is Work and action.what == "add":
-            return 0  # as decoding: part of what lies between the message before and the next one
+            return 0  # like decoding: part of the gap between messages
         if what is Decode and len(action.messages) == 1 and (key := action.messages[0].key).what == "gradient":
             last = self._workers - 1 if place == self._workers else (place - 1) % self._workers
             if self._coding_ns or key.origin != last:
-                return 0  # while the next message was on its way: what was not is part of the last one's
+                return 0  # overlaps the next message; the rest counts for the last one
         return super()._cost(place, action)
 
 
 def _coding_ns(records: Sequence[StepRecord], steps: range) -> list[list[int]]:
-    """Return how long a member of a ring that reduces took before each message of each step: that is what lies between
-    what it had received, or made, and what it sent.
+    """Return a worker's coding time before each message of each step in a ring all-reduce: the gap between its last
+    input, received or computed, and the message that it sent.
     """
     came = defaultdict[int, list[int]](list)
     for record in records:
@@ -233,18 +234,18 @@ def _coding_ns(records: Sequence[StepRecord], steps: range) -> list[list[int]]:
 
 
 def recorded_kind(cell: Cell, nodes: Sequence[Sequence[StepRecord]]) -> RecordedSteps:
-    """Return the steps of a job of a table `job`; `nodes`: the records of each node's training steps."""
+    """Return the steps of a job from a `job` table; `nodes`: the records of each node's training steps."""
     kind = kind_of(cell)
     places = [RecordedNode(*each, kind.named) for each in zip(kind.places, nodes, strict=True)]
     return RecordedSteps(kind.played, places, [[_took_ns(record) for record in records] for records in nodes])
 
 
 def recorded_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> list[float] | None:
-    """Return the ideal durations of all training steps of a job that is no pipeline, run in a row, in seconds of the
+    """Return the ideal durations of all training steps of a non-pipeline job, simulated in a row, in seconds of the
     lab. `nodes`: the records of each node.
 
-    None where there are none, and where a server waits for nobody: its rounds take what its clock says. ResultsError
-    when the records are inconsistent.
+    None without steps, and for asynchronous rounds, whose duration the server's clock decides. ResultsError for
+    inconsistent records.
     """
     trained = trained_steps(nodes)
     count = min(map(len, trained), default=0)
@@ -259,9 +260,8 @@ def unshaped_step_s(pipeline: PipelineSpec, *, forward_s: float, backward_s: flo
     """Return a step's seconds: `accumulation * (microbatches + stages - 1) * (forward_s + backward_s) + update_s`.
 
     It is the same for gpipe (Huang et al. 2019, section 2.3) and 1f1b (Narayanan et al. 2021, section 2.2), which
-    differ in what they hold in memory. Passes do not overlap: the first stage, with which a pass begins, is the last to
-    end it. With fewer micro-batches in flight than stages 1f1b may also wait within a pass, and this is only a lower
-    bound.
+    differ in memory use. Passes do not overlap, because the first stage both starts and ends a pass. With fewer
+    micro-batches in flight than stages, 1f1b may also wait within a pass, and this is only a lower bound.
     """
     rounds = pipeline.accumulation * (pipeline.microbatches + pipeline.stages - 1)
     return rounds * (forward_s + backward_s) + update_s

@@ -1,13 +1,12 @@
-"""What each stage did when in a recorded step, and what follows from that: frames in flight, shares of the time,
-overruns.
+"""Timelines of stages in a recorded step, and derived figures: frames in flight, shares of the time, overruns.
 
-The time of a step is divided among four parts, averaged over the stages.
+A step's time is divided into four parts, averaged over the stages.
 
 compute  forward, backward, clipping and update
 codec    encode and decode
-wire     waiting for an input while its frame was between the sender's first byte and our last
-wait     the rest: the input's sender was not ready, the other stages had not reached the end of the step (the gradient
-         norm and its exchange included), and the little between two actions: hand-over between threads, writing records
+wire     waiting for an input in flight, from the sender's first byte to the receiver's last
+wait     the rest: the input's sender was not ready, other stages had not reached the end of the step (including the
+         exchange of the gradient norm), and overhead between actions: hand-over between threads, writing records
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from testbed.records import ActionKind, ActionRecord, ReceivedRecord, SentRecord
 
 Activity = Literal["wait", "wire", "decode", "forward", "backward", "local", "encode", "synchronise", "update"]
 """wait: for an input that had not been sent yet; wire: for an input in flight; synchronise: until the gradient norm of
-all stages is known; update: clipping and the optimiser. In data parallel training local: a local step, forward and
-backward; update: an aggregate is applied, or made."""
+all stages is known; update: clipping and the optimiser. In data parallel training, local: a local step, forward and
+backward; update: an aggregate is applied or computed."""
 _COMPUTES: Final[dict[ActionKind, Activity]] = {"F": "forward", "B": "backward", "L": "local", "A": "update"}
 
 
@@ -35,7 +34,7 @@ class ActivitySpan(NamedTuple):
     begin_ns: int
     end_ns: int
     microbatch: int | None = None
-    """None at the end of a step, which belongs to all micro-batches."""
+    """None at the end of a step, common to all micro-batches."""
 
 
 class Flight(NamedTuple):
@@ -45,7 +44,7 @@ class Flight(NamedTuple):
     receiver: int
     sent: SentRecord
     received: ReceivedRecord | None
-    """None where the receiver has no record of it, because the run was cut off."""
+    """None if the receiver has no record of it, because the run was interrupted."""
 
     @property
     def direction(self) -> Direction:
@@ -53,12 +52,12 @@ class Flight(NamedTuple):
 
     @property
     def end_ns(self) -> int:
-        """When the receiver had it, or, where that is unknown, when the sender's kernel had it."""
+        """Time of receipt, or, if unknown, the time at which the sender's kernel accepted it."""
         return self.sent.last_byte_ns if self.received is None else self.received.last_byte_ns
 
 
 def spans(record: StepRecord) -> Iterator[ActivitySpan]:
-    """Yield what one stage did in a step, in order; spans of no duration are left out."""
+    """Yield one stage's spans in a step, in order, without empty ones."""
     arrivals = {(got.direction, got.microbatch): got for got in record.received}
     for action in record.actions:
         direction: Direction = "forward" if action.kind == "F" else "backward"
@@ -92,7 +91,7 @@ def flights(records: Sequence[StepRecord]) -> Iterator[Flight]:
     arrivals = [{(got.direction, got.microbatch): got for got in record.received} for record in records]
     for sender, record in enumerate(records):
         for sent in record.sent:
-            if sent.peer is not None:  # what is received may be in the record of another step
+            if sent.peer is not None:  # the receiver's record may belong to another step
                 yield Flight(sender, sent.peer, sent, None)
                 continue
             receiver = sender + 1 if sent.direction == "forward" else sender - 1
@@ -121,9 +120,9 @@ class Shares(NamedTuple):
 
 
 def split_shares(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]) -> Shares | None:
-    """Divide the time of the chosen steps, all steps and stages taken together; None when they took no time.
+    """Divide the total time of the chosen steps over all stages; None if it is 0.
 
-    `steps` are all aligned steps: a stage that is ahead is already in the next one when the step ends.
+    `steps` are all aligned steps, because a stage that is ahead is already in the next one when the step ends.
     """
     windows = [(step.begin_ns, step.end_ns) for step in chosen]
     total = sum(end - begin for begin, end in windows)
@@ -143,21 +142,21 @@ def split_shares(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]) 
 
 
 def overran(action: ActionRecord) -> bool | None:
-    """Say whether an action's maths ended later than it was to; None where it is not paced."""
+    """Return whether an action's maths ended after its due time; None if it is not paced."""
     return None if action.maths_ns is None or action.due_ns is None else action.maths_ns > action.due_ns
 
 
 def overrun_share(steps: Sequence[PipelineStep]) -> float | None:
-    """Return the share of the actions in `steps` that overran; None where no action is paced."""
+    """Return the share of overrun actions in `steps`; None if no action is paced."""
     late = [was_late for action in _actions(steps) if (was_late := overran(action)) is not None]
     return sum(late) / len(late) if late else None
 
 
 def busy_cores(steps: Sequence[PipelineStep]) -> float | None:
-    """Return how many cores the maths of all stages' actions kept busy on average; None where no action is paced.
+    """Return the average number of cores that the maths of all stages' actions kept busy; None if no action is paced.
 
-    That is the sum of its wall-clock times over the duration of `steps`; decoding, encoding and the optimiser are not
-    counted.
+    Computed as the sum of wall-clock times of maths over the duration of `steps`; decoding, encoding and the optimiser
+    are not counted.
     """
     busy_ns = [
         action.maths_ns - action.began_ns

@@ -1,23 +1,24 @@
-"""How sure a number is: medians, ratios and means with 95 % intervals.
+"""Medians, ratios and means with 95 % confidence intervals.
 
 The same records give the same interval, bit for bit.
 
-For one run the interval is a percentile bootstrap of its steps (Efron 1979). Where successive steps resemble each
-other, blocks of steps are drawn from the run laid in a circle (Politis and Romano 1992) instead of single steps. Such
-an interval covers the spread within a run, not what another run of the same cell would measure.
+For one run the interval is a percentile bootstrap of its steps (Efron 1979). Where successive steps are correlated,
+blocks of steps are drawn from the run, treated as circular (Politis and Romano 1992), instead of single steps. Such an
+interval covers the spread within a run, not the difference to another run of the same cell.
 
-For several runs each run is one observation, and the interval is Student's t over them. Runs are too few to be
-bootstrapped: from three, a bootstrap cannot learn more than the smallest and the largest, which enclose the median
-three times in four. For times and their ratios the observations are logarithms, so the value is a geometric mean.
+For several runs each run is one observation, and the interval is Student's t over them. Runs are too few to bootstrap:
+with three, a bootstrap yields no more than the smallest and the largest, which enclose the median three times in four.
+For times and their ratios the observations are logarithms, so the value is a geometric mean.
 
-Two arms with the same seeds are compared in one of two ways: by the differences of each seed's pair (Student's t,
-n - 1 degrees of freedom), or as two samples whose variances may differ (Welch 1947). `difference` takes the first where
-it gives the narrower interval, which it does where the seeds' losses go together closely enough to make up for half the
-degrees of freedom; below three pairs, where a correlation says nothing, it pairs. Choosing by the data costs a little:
-such intervals hold the truth 93 to 95 times in 100 (3 to 8 seeds, simulated; tests/metrics/test_statistics.py).
+Two arms with the same seeds are compared in one of two ways: by the differences of each seed's pair (Student's t, n - 1
+degrees of freedom), or as two samples whose variances may differ (Welch 1947). `difference` uses pairs where they give
+the narrower interval, that is, where the seeds' losses are correlated enough to make up for half the degrees of
+freedom; below three pairs, where a correlation is meaningless, it always pairs. Choosing by the data costs some
+coverage: such intervals contain the truth 93 to 95 times in 100 (3 to 8 seeds, simulated;
+tests/metrics/test_statistics.py).
 
-What a comparison could have shown is its minimum detectable effect: the true difference at which a two-sided t-test at
-5 % finds it in four of five repetitions (`detectable`).
+The minimum detectable effect of a comparison is the true difference that a two-sided t-test at 5 % detects in four of
+five repetitions (`detectable`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 _RESAMPLES = 4999
 _AT_ONCE = 4_000_000
-"""How many numbers a bootstrap holds in memory at a time."""
+"""Numbers that a bootstrap holds in memory at a time."""
 POWER = 0.8
-"""How often a minimum detectable effect is detected."""
+"""Probability of detecting a minimum detectable effect."""
 _PARTS = 500
-"""Into which a distribution is cut, equally likely each, to take a mean over it."""
+"""Number of equally likely parts into which a distribution is divided to average over it."""
 _FEW_PAIRS = 3
-"""Below so many pairs nothing is known of how they go together."""
+"""Below this many pairs their correlation is unknown."""
 _NOT_BY_CHANCE = 1.645
 """One-sided 5 % point of the normal distribution."""
 
@@ -50,7 +51,7 @@ Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Interval(NamedTuple):
-    """An interval that encloses the true value 95 times in 100."""
+    """An interval that contains the true value 95 times in 100."""
 
     low: float
     high: float
@@ -60,15 +61,15 @@ class Interval(NamedTuple):
 
 
 class IntervalEstimate(NamedTuple):
-    """A number and how sure it is."""
+    """A number with its confidence interval."""
 
     value: float
     interval: Interval | None
-    """None for a single step or a single observation, which tell too little."""
+    """None for a single step or a single observation."""
     n: int
     """The number of observations: steps of one run, or runs, pairs or seeds."""
     rule: str
-    """What the observations are and how the interval was computed, for a caption."""
+    """Kind of observations and method of the interval, for a caption."""
 
 
 def middle(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -82,10 +83,9 @@ def mean(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def autocorrelation(values: Sequence[float]) -> float:
-    """Return how much successive values resemble each other, from -1 to 1; 0 where all are equal.
+    """Return the correlation of successive values, from -1 to 1; 0 where all are equal.
 
-    It is the correlation of their ranks (of von Neumann's ratio test, after Bartels 1982), so that single outliers do
-    not hide it.
+    It is a rank correlation (von Neumann's ratio test, after Bartels 1982), so that single outliers do not hide it.
     """
     _, places, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # equal values have the mean of their ranks
@@ -95,20 +95,20 @@ def autocorrelation(values: Sequence[float]) -> float:
 
 
 def block_length(values: Sequence[float]) -> int:
-    """Return how many steps a bootstrap of these values must draw together.
+    """Return the block length for a bootstrap of these values.
 
-    That is n^(1/3) (Hall, Horowitz and Jing 1995) where their autocorrelation exceeds what chance gives one series in
-    twenty, otherwise 1.
+    It is n^(1/3) (Hall, Horowitz and Jing 1995) where their autocorrelation exceeds the one-sided 5 % point, otherwise
+    1.
     """
     count = len(values)
     return math.ceil(count ** (1 / 3)) if autocorrelation(values) > _NOT_BY_CHANCE / math.sqrt(count) else 1
 
 
 def resampled(values: Sequence[float], statistic: Statistic = middle) -> NDArray[np.float64]:
-    """Return the statistic of 4999 series that the same source could have given as well. Needs at least one value."""
+    """Return the statistic of 4999 resampled series. Needs at least one value."""
     series = np.asarray(values, dtype=np.float64)
     length = block_length(values)
-    # The seed follows from the content, so that the same records give the same interval.
+    # Seeded by the content, so that the same records give the same interval.
     seed = int.from_bytes(hashlib.blake2b(series.tobytes(), digest_size=8).digest(), "big")
     begins = np.random.default_rng(seed).integers(len(series), size=(_RESAMPLES, -(-len(series) // length)))
     statistics = []
@@ -135,7 +135,7 @@ def of_steps(values: Sequence[float], statistic: Statistic = middle) -> Interval
 
 
 def bootstrap_rule(values: Sequence[float]) -> str:
-    """Say how `resampled` treats these values."""
+    """Describe how `resampled` treats these values."""
     length = block_length(values)
     return "bootstrap of steps" if length == 1 else f"bootstrap of blocks of {length} steps"
 
@@ -153,11 +153,11 @@ def of_differences(values: Sequence[float], what: str) -> IntervalEstimate:
 
 
 class Difference(NamedTuple):
-    """How far the means of two arms are apart, and what a comparison of so many seeds can show."""
+    """The difference between the means of two arms, and the resolution of the comparison."""
 
     estimate: IntervalEstimate
     paired: bool
-    """Whether it rests on the differences of pairs; else on two samples."""
+    """Whether it is based on paired differences, not on two samples."""
     error: float | None
     """Standard error of the difference; None where there is no interval."""
     freedom: float
@@ -165,14 +165,15 @@ class Difference(NamedTuple):
 
     @property
     def detectable(self) -> float | None:
-        """The smallest true difference that would have been found 4 times in 5; None where there is no interval."""
+        """The smallest true difference detected with 80 % power; None without an interval."""
         return None if self.error is None else detectable(self.error, self.freedom)
 
 
 def difference(ours: Mapping[Any, float], base: Mapping[Any, float], what: str = "seed") -> Difference:
-    """Estimate the difference of two arms' means, ours less the baseline's; observations by seed, or what pairs them.
+    """Estimate the difference of two arms' means, ours minus the baseline's; observations are keyed by seed, or by
+    another pairing.
 
-    Paired by seed or not: see the module. Needs a seed that both have, or two of each.
+    The module's docstring explains pairing. Needs a common seed, or two observations of each arm.
     """
     common = sorted(ours.keys() & base.keys())
     by_pairs = None
@@ -187,7 +188,7 @@ def difference(ours: Mapping[Any, float], base: Mapping[Any, float], what: str =
     as_samples = _of_samples(list(ours.values()), list(base.values()), what)
     if by_pairs is None or (as_samples is not None and _width(as_samples) < _width(by_pairs)):
         if as_samples is None:
-            raise ValueError(f"no {what} in common, and too few of either arm to compare: {len(ours)}, {len(base)}")
+            raise ValueError(f"cannot compare: no common {what}, and too few of one arm: {len(ours)}, {len(base)}")
         return as_samples
     return by_pairs
 
@@ -217,8 +218,8 @@ def _of_samples(ours: Sequence[float], base: Sequence[float], what: str) -> Diff
 
 @functools.lru_cache(maxsize=1024)
 def quantile_of_t(freedom: float) -> float:
-    """Return how many standard errors a 95 % interval reaches to either side."""
-    from scipy.special import stdtrit  # scipy.stats has it too, and takes a second to import
+    """Return the half-width of a 95 % interval, in standard errors."""
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
@@ -227,8 +228,8 @@ def detectable(error: float, freedom: float) -> float:
     """Return the minimum detectable effect of a comparison, in the unit of its standard error.
 
     It is d with P(|T| > t_crit) = 0.8, where T has the noncentral t distribution with `freedom` degrees of freedom and
-    noncentrality d / error, and t_crit is the interval's: the usual power of a t-test (O'Brien and Lohr 1984, as SAS
-    computes it). About (t_crit + t_0.8) x error. The error that was seen is taken for the true one.
+    noncentrality d / error, and t_crit is that of the interval: the usual power of a t-test (O'Brien and Lohr 1984, as
+    SAS computes it), about (t_crit + t_0.8) x error. Assumes that the observed error is the true one.
     """
     return error * _shift(round(freedom, 3))
 
@@ -238,20 +239,20 @@ def _shift(freedom: float) -> float:
     from scipy.special import gammaincinv, ndtr
 
     # The noncentral t is (Z + shift) / S, S the root of chi2 / freedom: the mean over S of a normal's two tails.
-    # scipy's own nct is NaN where few degrees of freedom put its quantiles far out.
+    # scipy's nct is NaN where few degrees of freedom lead to extreme quantiles.
     middles = (np.arange(_PARTS) + 0.5) / _PARTS
     limits = quantile_of_t(freedom) * np.sqrt(2 * gammaincinv(freedom / 2, middles) / freedom)
     low, high = 0.0, 4 * quantile_of_t(freedom)
     while high - low > 1e-6 * high:
         shift = (low + high) / 2
-        found = float(np.mean(ndtr(shift - limits) + ndtr(-shift - limits)))
-        low, high = (shift, high) if found < POWER else (low, shift)
+        power = float(np.mean(ndtr(shift - limits) + ndtr(-shift - limits)))
+        low, high = (shift, high) if power < POWER else (low, shift)
     return high
 
 
 def seeds_needed(error: float, pairs: int, distance: float, most: int = 10_000) -> int | None:
-    """Return how many pairs of seeds would show a true difference of `distance` 4 times in 5, where `pairs` of them had
-    this standard error; None beyond `most`.
+    """Return the number of pairs of seeds that detect a true difference of `distance` with 80 % power, given that
+    `pairs` of them had this standard error; None beyond `most`.
     """
     if distance == 0 or pairs < 2:
         return None
@@ -269,7 +270,7 @@ def of_ratios(values: Sequence[float], what: str) -> IntervalEstimate:
 
 
 def combined_step_time(runs: Sequence[Sequence[float]]) -> IntervalEstimate | None:
-    """Estimate a cell's step in seconds: its one run's median, or the geometric mean of its runs' medians.
+    """Estimate a cell's step in seconds: the median of its single run, or the geometric mean of its runs' medians.
 
     None without steps.
     """

@@ -1,15 +1,14 @@
 """Align the stages' records into steps of the whole pipeline, and choose the steps that count.
 
-A step ends when its slowest stage ends; it begins where the step or evaluation before it ended. So the times of
-successive steps add up to the wall-clock time without gaps or overlaps, though a fast stage may already be in the next
-step.
+A step ends when its slowest stage ends, and begins where the previous step or evaluation ended. Successive steps
+therefore add up to the wall-clock time without gaps or overlaps, although a fast stage may already be in the next step.
 
-The steady state begins where a change-point test says so. The cell's warm-up steps never count. Of the others the first
-d are left out when they differ from those after them: d is the cut at which the ranks of the steps before and after
-differ most (a maximally selected rank statistic, Miller and Siegmund 1982), and they differ if a Mann-Whitney test says
-so with p < 0.01, divided by the number of possible cuts (Bonferroni). The rule is applied again to what remains. Ranks
-do not see how extreme an outlier is, so no single step is ever left out. A cut behind the middle is not made: a run
-that changes so late never reached a steady state, and all its steps count.
+A change-point test determines the start of the steady state. The cell's warm-up steps never count. Of the others the
+first d are dropped if they differ from the rest: d is the cut at which the ranks of the steps before and after differ
+most (a maximally selected rank statistic, Miller and Siegmund 1982), provided that a Mann-Whitney test gives p < 0.01,
+divided by the number of possible cuts (Bonferroni). The rule is applied repeatedly. Ranks ignore how extreme an outlier
+is, so no single step is ever dropped. Cuts beyond the middle are not made: a run that changes so late never reached a
+steady state, and all its steps count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from testbed.message_key import Phase
 from testbed.records import StepRecord
 
 SIGNIFICANCE = 0.01
-"""Of the change-point test."""
+"""Significance level of the change-point test."""
 
 
 class PipelineStep(NamedTuple):
@@ -34,11 +33,11 @@ class PipelineStep(NamedTuple):
     records: tuple[StepRecord, ...]
     """One record per stage, in the order of the stages."""
     before: tuple[StepRecord, ...] | None
-    """The records of the step or evaluation before; None at the first."""
+    """The records of the previous step or evaluation; None at the first."""
 
     @property
     def number(self) -> int:
-        """Optimiser steps done before this one."""
+        """Number of optimiser steps before this one."""
         return self.records[0].step
 
     @property
@@ -51,7 +50,7 @@ class PipelineStep(NamedTuple):
 
     @property
     def begin_ns(self) -> int:
-        """The latest end of what came before, or the earliest start of the first."""
+        """The latest end of the previous step or evaluation; at the first, the earliest start."""
         if self.before is None:
             return min(record.start_ns for record in self.records)
         return max(record.end_ns for record in self.before)
@@ -67,20 +66,20 @@ class PipelineStep(NamedTuple):
 
     @property
     def free_ns(self) -> tuple[int, ...]:
-        """When each stage could begin: the end of what it did before; at the first, the earliest start for all."""
+        """The earliest start of each stage: the end of its previous work; at the first, the earliest start of all."""
         if self.before is None:
             return (self.begin_ns,) * len(self.records)
         return tuple(record.end_ns for record in self.before)
 
     @property
     def loss(self) -> float | None:
-        """The last stage's loss, or the mean over nodes that know one each; None where nobody does."""
+        """The last stage's loss, or the mean over nodes that each report one; None without a loss."""
         known = [record.loss for record in self.records if record.loss is not None]
         return math.fsum(known) / len(known) if known else None
 
     @property
     def accuracy(self) -> float | None:
-        """What the node found that evaluated; None where nobody did, or a text was learned."""
+        """The accuracy reported by the evaluating node; None without an evaluation, or for text."""
         return next((record.accuracy for record in self.records if record.accuracy is not None), None)
 
     @property
@@ -91,8 +90,8 @@ class PipelineStep(NamedTuple):
 def align(stages: Sequence[Sequence[StepRecord]]) -> list[PipelineStep]:
     """Return the steps and evaluations that every stage has finished, in order.
 
-    `stages` holds the records of each stage, first stage first. What only some stages finished, in a run that was cut
-    off, is left out. ResultsError when the stages disagree about the order.
+    `stages` holds the records of each stage, first stage first. Steps that only some stages finished, in an interrupted
+    run, are omitted. ResultsError when the stages disagree about the order.
     """
     steps: list[PipelineStep] = []
     for records in zip(*stages, strict=False):
@@ -107,12 +106,12 @@ def align(stages: Sequence[Sequence[StepRecord]]) -> list[PipelineStep]:
 
 
 def measured(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
-    """Return the training steps without warm-up; evaluations are left out."""
+    """Return the training steps without warm-up and evaluations."""
     return [step for step in steps if step.phase == "train" and not step.warmup]
 
 
 def _cut(seconds: Sequence[float]) -> int:
-    """Return the step before which they change most, and not by chance; 0: they do not change."""
+    """Return the most significant change point; 0: no significant change."""
     from scipy.stats import mannwhitneyu, rankdata
 
     count = len(seconds)
@@ -127,7 +126,7 @@ def _cut(seconds: Sequence[float]) -> int:
 
 
 def first_steady(seconds: Sequence[float]) -> int:
-    """Return how many of these measured steps lie before the steady state; never more than half of them."""
+    """Return the number of measured steps before the steady state, at most half of them."""
     begin = 0
     while (cut := _cut(seconds[begin:])) and begin + cut <= len(seconds) / 2:
         begin += cut
@@ -141,10 +140,9 @@ def steady(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
 
 
 def over_cycles(values: Sequence[float], cycle: int) -> list[float]:
-    """Return each value's mean over its cycle of so many steps; what is left of a last cycle counts with the one
-    before it.
+    """Return each value's mean over its cycle of `cycle` steps; an incomplete last cycle counts with the previous one.
 
-    Where workers are ahead of what they wait for they may wait once in a cycle, so no single step is typical.
+    Workers that run ahead may wait only once per cycle, so no single step is typical.
     """
     if cycle == 1:
         return list(values)
@@ -154,13 +152,13 @@ def over_cycles(values: Sequence[float], cycle: int) -> list[float]:
 
 
 def durations_s(steps: Iterable[PipelineStep], cycle: int) -> list[float]:
-    """Return the duration of each step in seconds of the lab, where they come in cycles its mean over the cycle."""
+    """Return the duration of each step in seconds of the lab, averaged over its cycle."""
     return over_cycles([step.seconds for step in steps], cycle)
 
 
 def counted(steps: Sequence[PipelineStep], steady_from: int | None) -> list[PipelineStep]:
-    """Return the steps of a run that count for its times; `steady_from` is the step from which a player has proved that
-    all repeat, so that nothing has to be estimated.
+    """Return the steps of a run that count for its times; `steady_from` is the step from which a player has proved
+    exact repetition, so that no estimate is needed.
     """
     if steady_from is not None and (chosen := [step for step in measured(steps) if step.number >= steady_from]):
         return chosen

@@ -1,8 +1,8 @@
-"""Sum up one run in numbers: every field of Summary is computed here, from the functions of the other modules."""
+"""Summarise one run: computes every field of Summary with the functions of the other modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,8 @@ from testbed.metrics.spans import busy_cores, overrun_share, split_shares
 from testbed.metrics.steps import PipelineStep, align, counted, durations_s, over_cycles
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
-from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
+from testbed.metrics.worst_step import worst_step
+from testbed.records import LabRecord, RunCertificates, Sample, Split, StageCosts, StepRecord, Summary
 from testbed.spec import Cell, PipelineSpec
 
 
@@ -25,7 +26,7 @@ def _last_loss(steps: Sequence[PipelineStep], phase: Phase) -> float | None:
 
 
 def _ended(cell: Cell, steps: Sequence[PipelineStep]) -> Literal["steps", "target", "budget"] | None:
-    """Say why training ended in a run that ended well. A target that is met counts first."""
+    """Return why training ended in a successful run. A reached target takes precedence."""
     reached, target = _last_loss(steps, "evaluation"), cell.training.target_loss
     if target is not None and reached is not None and reached <= target:
         return "target"
@@ -46,7 +47,7 @@ def _split(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep], step_s
 def _ideals_s(
     cell: Cell, lab: LabRecord | None, steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]
 ) -> Sequence[float] | None:
-    """Return the ideal durations of the chosen steps, in seconds of the lab; None where there is none."""
+    """Return the ideal durations of the chosen steps, in seconds of the lab; None if undefined."""
     played_at_ns = None if lab is None else lab.played_at_ns
     if isinstance(cell.parallelism, PipelineSpec):
         wires = Wires(cell, played_at_ns)
@@ -71,15 +72,17 @@ def summarise(
     steady: tuple[int, int] | None = None,
     floor: float | None = None,
     lost: Mapping[str, str] | None = None,
+    samples: Iterable[Sample] = (),
 ) -> Summary:
-    """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
+    """Summarise a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
     Times are those of the measured steps (training, without warm-up, in the steady state), divided by the cell's
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
-    those of the cell's recipe in the sweep's calibration, by stage; `steady` is what a player proved, first step and
-    period; `floor` is the unigram floor of the text. `lost`: nodes that training went on without, by name, and why;
-    their records, which end early, are left out. ResultsError when the records do not belong together.
+    those of the cell's recipe in the sweep's calibration, by stage; `steady` is the repetition that a player proved, as
+    first step and period; `floor` is the unigram floor of the text. `lost`: nodes lost during training, by name, with
+    the reason; their incomplete records are ignored. `samples`: those of the links' counters, read only for the worst
+    step. ResultsError for inconsistent records.
     """
     lost = dict(lost or {})
     steps = align([records for name, records in zip(cell.node_names, stages, strict=False) if name not in lost])
@@ -121,6 +124,7 @@ def summarise(
         retransmitted_bytes_per_step=moved.retransmitted,
         compression_ratio=moved.raw / moved.payload if moved.raw is not None and moved.payload else None,
         split=None if step_s is None else _split(steps, chosen, step_s),
+        worst=worst_step(cell, lab, steps, samples),
         train_loss=_last_loss(steps, "train"),
         validation_loss=_last_loss(steps, "evaluation"),
         validation_accuracy=next((step.accuracy for step in reversed(steps) if step.phase == "evaluation"), None),

@@ -1,13 +1,13 @@
-"""How long training takes to reach a target loss.
+"""Time of training to a target loss.
 
-Evaluations decide, not training losses, whose batches differ. A validation curve may rise again, so what counts is the
-best loss so far. Between the last evaluation above the target and the first that is not, the loss is interpolated
-linearly; a target that the first evaluation meets was reached by then at the latest. Time counts training steps without
-evaluations, in seconds of the emulated world. A run that never reaches the target has no time, only how long it was
-trained.
+Based on evaluations, not on training losses, whose batches differ. A validation curve may rise again, so the best loss
+so far counts. The loss is interpolated linearly between the last evaluation above the target and the first at or below
+it; if the first evaluation already meets the target, its time is an upper bound. Time counts training steps without
+evaluations, in seconds of the emulated world. A run that never reaches the target has no time, only a duration of
+training.
 
 Over several runs (seeds and repeats) the interval is Student's t of the logarithms; for one run it is a bootstrap of
-its steps up to the crossing, which says how sure the steps' time is, not how sure the loss.
+its steps up to the crossing, which covers the uncertainty of step times, not of the loss.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from testbed.metrics.statistics import Interval, IntervalEstimate
 
 
 class TargetCrossing(NamedTuple):
-    """Where a curve meets a target."""
+    """The point at which a curve reaches a target."""
 
     seconds: float
     steps: float
 
 
 class TimeToLoss(NamedTuple):
-    """The time to the target loss of one cell, all its runs together."""
+    """The time to the target loss of one cell, over all its runs."""
 
     target: float
     """Nats per token."""
     seconds: IntervalEstimate | None
-    """None unless every run reached the target: the mean of those that did would be no time to expect."""
+    """None unless every run reached the target, because the mean of the others would be biased."""
     steps: float | None
     """Optimiser steps up to the crossing, mean of the runs; None as above."""
     runs: int
     reached: int
     at_latest: bool
-    """Whether a run met the target at its first evaluation: then the time is an upper bound."""
+    """Whether a run met the target at its first evaluation, so that the time is an upper bound."""
     tried_s: float
-    """How long the runs that did not reach the target were trained, at most; 0 where all did."""
+    """Longest training of a run that did not reach the target; 0 if all did."""
 
     @property
     def words(self) -> str:
@@ -57,7 +57,7 @@ class TimeToLoss(NamedTuple):
 
 
 def crossing(points: Sequence[LossPoint], target: float) -> TargetCrossing | None:
-    """Find where the best loss so far first is at most the target; None: nowhere.
+    """Find where the best loss so far first reaches the target; None: nowhere.
 
     `points` are in the order of steps.
     """
@@ -76,7 +76,9 @@ def crossing(points: Sequence[LossPoint], target: float) -> TargetCrossing | Non
 
 
 def default_target(baseline: Sequence[RunSteps]) -> float | None:
-    """Return the worst of the baseline's last validation losses, which all runs reach; None without an evaluation."""
+    """Return the worst of the baseline's final validation losses, which all its runs reach; None without an
+    evaluation.
+    """
     return max((run.validation[-1].loss for run in baseline if run.validation), default=None)
 
 

@@ -1,7 +1,7 @@
-"""What a step moved: raw tensors, payloads, and the bytes counted on the wire.
+"""Traffic of a step: raw tensors, payloads, and bytes counted on the wire.
 
-Counters and sockets count from their start, so a step's share is the difference from the record before; a step without
-one is left out of those means. A missing count makes the number None, never 0.
+Counters and sockets are cumulative, so a step's share is the difference to the previous record; a step without one is
+excluded from those means. A missing count yields None, never 0.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class Traffic(NamedTuple):
     wire: float | None
     """IP packets that the stages sent, according to the interface counters."""
     header: float | None
-    """52 bytes for each segment that the sockets count; selective acknowledgements, which add bytes after a loss, are
-    not counted."""
+    """52 bytes per segment counted by the sockets; without selective acknowledgements, which add bytes after a loss."""
     retransmitted: float | None
 
 
@@ -40,8 +39,8 @@ def _wire(record: StepRecord, before: StepRecord) -> int | None:
 
 
 def _sockets(record: StepRecord, before: StepRecord, neighbours: int | None) -> tuple[int, int] | None:
-    """Return (segments sent, bytes retransmitted) by all sockets of a stage that has `neighbours`, or of a node that
-    has at least one.
+    """Return (segments sent, bytes retransmitted) over all sockets of a stage with `neighbours`, or of a node with at
+    least one.
     """
     old, new = ({socket.peer: socket for socket in sample.sockets} for sample in (before, record))
     if len(new) != (len(new) or 1 if neighbours is None else neighbours) or old.keys() != new.keys():

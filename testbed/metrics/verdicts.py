@@ -1,15 +1,15 @@
-"""What a comparison shows: its number, its interval, what it could have shown, and a verdict against a stated effect.
+"""The result of a comparison: its value, interval and resolution, and a verdict on a claimed effect.
 
 Three measures: the validation loss after equal tokens (a difference in nats, ours less the baseline's), the step time
 and the time to a loss (ratios, the baseline's over ours, by their logarithms). A claim is a bound on one of them: the
-loss at most so many nats above the baseline's, the step at least so many times as fast.
+loss at most x nats above the baseline's, the step at least x times as fast.
 
 holds           the whole 95 % interval is on the claim's side of the effect
 fails           the whole interval is on the other side
-not resolved    it is on both; `detectable` says how far from the effect the truth would have had to be, to be found
-                4 times in 5 (`statistics.detectable`)
+not resolved    it is on both; `detectable` is the distance from the effect that is detected with 80 % power
+                (`statistics.detectable`)
 
-Step times on the virtual clock over links without chance are exact: their interval is the number.
+Step times on the virtual clock over deterministic links are exact: their interval is the value itself.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ Measure = Literal["loss", "speed_up", "time_to_loss"]
 Verdict = Literal["holds", "fails", "not resolved"]
 MEASURES: tuple[Measure, ...] = ("loss", "speed_up", "time_to_loss")
 Observations = Mapping[Any, float]
-"""One number for each seed, or for each run, by what pairs it with the other arm's."""
+"""One number per seed or run, keyed by its pairing with the other arm."""
 _EXACT = 1e-9
-"""Relative; what ratios of equal times differ by is the last bit of a float."""
+"""Relative tolerance for ratios of equal times, which differ only in the last bits of a float."""
 
 
 class Judgement(NamedTuple):
-    """One comparison. Ratios and their ends are factors, `detectable` of a ratio too."""
+    """One comparison. For ratios, value, interval and `detectable` are factors."""
 
     measure: Measure
     value: float
     interval: Interval | None
-    """None: a single seed, whose spread is not known."""
+    """None for a single seed, whose spread is unknown."""
     exact: bool
     paired: bool
     n: int
     rule: str
-    """How the interval was computed."""
+    """Method of the interval."""
     detectable: float | None
-    """How far from the effect the truth would have had to be to be found 4 times in 5; None where not known."""
+    """Distance from the effect that is detected with 80 % power; None if unknown."""
     effect: float | None
-    """What the claim says; None: no claim."""
+    """The claimed effect; None without a claim."""
     verdict: Verdict | None
     seeds: int | None
-    """Where not resolved: how many pairs of seeds would resolve it, were the truth what was seen."""
+    """If not resolved: number of pairs of seeds that would resolve it, were the observed value the true one."""
     error: float | None = None
-    """Standard error of the difference, or of the ratio's logarithm; None where there is no interval, or no chance."""
+    """Standard error of the difference, or of the ratio's logarithm; None without an interval, or if exact."""
 
     def seeds_for(self, size: float) -> int | None:
-        """Return how many pairs of seeds would find a true effect of `size` (nats, or a factor) 4 times in 5; None
-        where the spread is not known, or they are too many to count.
+        """Return the number of pairs of seeds that detect a true effect of `size` (nats, or a factor) with 80 % power;
+        None if the spread is unknown, or beyond the limit of counting.
         """
         if self.error is None:
             return None
@@ -62,9 +62,9 @@ class Judgement(NamedTuple):
 
     @property
     def words(self) -> str:
-        """'holds', 'fails', 'not resolved (would have shown 0.12)', or, without a claim, what would have shown."""
+        """'holds', 'fails', 'not resolved (can detect 0.12)', or, without a claim, the detectable effect."""
         unit = "" if self.measure == "loss" else "x"
-        shown = "" if self.detectable is None else f"would have shown {self.detectable:.3g}{unit}"
+        shown = "" if self.detectable is None else f"can detect {self.detectable:.3g}{unit}"
         if self.verdict is None:
             return shown
         if self.verdict != "not resolved":
@@ -85,48 +85,48 @@ class Judgement(NamedTuple):
 def judge(
     measure: Measure, ours: Observations, base: Observations, effect: float | None = None, *, exact: bool = False
 ) -> Judgement:
-    """Compare two arms: losses in nats, or seconds. `exact`: another run would have the same times.
+    """Compare two arms: losses in nats, or seconds. `exact`: times repeat exactly from run to run.
 
-    ValueError where they have nothing in common and too few observations to be two samples.
+    ValueError without common keys, and with too few observations for two samples.
     """
     if measure == "loss":
-        found = statistics.difference(ours, base)
-        value, interval, detectable = found.estimate.value, found.estimate.interval, found.detectable
+        gap = statistics.difference(ours, base)
+        value, interval, detectable = gap.estimate.value, gap.estimate.interval, gap.detectable
     else:
         slower, faster = ({key: math.log(seconds) for key, seconds in side.items()} for side in (base, ours))
-        found = statistics.difference(slower, faster)
-        value, ends = math.exp(found.estimate.value), found.estimate.interval
+        gap = statistics.difference(slower, faster)
+        value, ends = math.exp(gap.estimate.value), gap.estimate.interval
         interval = None if ends is None else Interval(math.exp(ends.low), math.exp(ends.high))
-        detectable = None if found.detectable is None else math.exp(found.detectable)
+        detectable = None if gap.detectable is None else math.exp(gap.detectable)
     if exact and measure == "speed_up" and (interval is None or interval.high - interval.low <= _EXACT * value):
-        rule = "exact: the virtual clock gives every run the same times"
+        rule = "exact: every run on the virtual clock has the same times"
         verdict = None if effect is None else _verdict(measure, Interval(value, value), effect)
         at = Interval(value, value)
-        return Judgement(measure, value, at, True, True, found.estimate.n, rule, None, effect, verdict, None)
-    return _judgement(measure, found._replace(estimate=found.estimate._replace(value=value, interval=interval)),
+        return Judgement(measure, value, at, True, True, gap.estimate.n, rule, None, effect, verdict, None)
+    return _judgement(measure, gap._replace(estimate=gap.estimate._replace(value=value, interval=interval)),
                       detectable, effect)  # fmt: skip
 
 
 def judge_ratio(of: IntervalEstimate, effect: float) -> Judgement:
-    """Judge that a factor is at least `effect`; `of` is one number per seed, by `statistics.of_ratios`."""
+    """Judge whether a factor is at least `effect`; `of` has one number per seed, for `statistics.of_ratios`."""
     error = None
     if of.interval is not None:
         error = math.log(of.interval.high / of.interval.low) / 2 / statistics.quantile_of_t(of.n - 1)
-    found = statistics.Difference(of, True, error, of.n - 1)
-    return _judgement("speed_up", found, None if found.detectable is None else math.exp(found.detectable), effect)
+    gap = statistics.Difference(of, True, error, of.n - 1)
+    return _judgement("speed_up", gap, None if gap.detectable is None else math.exp(gap.detectable), effect)
 
 
 def _judgement(
-    measure: Measure, found: statistics.Difference, detectable: float | None, effect: float | None
+    measure: Measure, gap: statistics.Difference, detectable: float | None, effect: float | None
 ) -> Judgement:
-    """Judge a difference whose estimate is already a factor, where the measure is one."""
-    value, interval, n, rule = found.estimate
+    """Judge a difference; for a ratio its estimate is already a factor."""
+    value, interval, n, rule = gap.estimate
     verdict, seeds = None if effect is None else _verdict(measure, interval, effect), None
-    if verdict == "not resolved" and effect is not None and found.error is not None:
+    if verdict == "not resolved" and effect is not None and gap.error is not None:
         distance = value - effect if measure == "loss" else math.log(value / effect)
-        seeds = statistics.seeds_needed(found.error, n, distance)
+        seeds = statistics.seeds_needed(gap.error, n, distance)
     return Judgement(
-        measure, value, interval, False, found.paired, n, rule, detectable, effect, verdict, seeds, found.error
+        measure, value, interval, False, gap.paired, n, rule, detectable, effect, verdict, seeds, gap.error
     )
 
 

@@ -1,7 +1,7 @@
-"""A lab's links as carriers of bits: how large a frame is on a link, and when a number of bits has left it.
+"""A lab's links as carriers of bits: the size of a frame on a link, and the time at which bits have left it.
 
-A link that varies is followed along its timeline, from the moment at which the lab was played. A wire may deviate from
-its pipe, as a certificate found it: `metrics.bound` asks how long a step then takes.
+A varying link follows its timeline from the moment at which the lab was played. A wire may deviate from its pipe, as
+measured by a certificate; `metrics.bound` simulates steps over such wires.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.link_profile import TCP_HEADER_BYTES
 from testbed.profiles.timeline import timeline
-from testbed.spec import Cell, Topology
+from testbed.spec import Cell, Sites, Topology, link_path
 
 HEADER_BYTES = TCP_HEADER_BYTES
-"""On every packet of a frame."""
+"""Headers of every packet of a frame."""
 
 
 def wire_bytes(frame_bytes: int, profile: LinkProfile) -> int:
@@ -28,7 +28,7 @@ def wire_bytes(frame_bytes: int, profile: LinkProfile) -> int:
 
 
 class ConstantStretch(NamedTuple):
-    """A stretch of time in which a wire does not change."""
+    """An interval of time in which a wire does not change."""
 
     begin_ns: float
     end_ns: float
@@ -40,13 +40,13 @@ class WireDeviation(NamedTuple):
     """How a wire differs from its pipe."""
 
     rate: float = 1.0
-    """Found / asked."""
+    """Measured / specified rate."""
     delay_ns: float = 0.0
-    """More (or, negative, less) of it on every message."""
+    """Additional (or, negative, less) delay of every message."""
     packet_ns: float = 0.0
-    """On every message for each of its packets."""
+    """Additional delay of a message for each of its packets."""
     overflow_ns: float = 0.0
-    """On every message that waits for longer than `buffer_ns`, itself included."""
+    """Additional delay of every message that waits longer than `buffer_ns`, including its own transmission."""
     buffer_ns: float = math.inf
 
 
@@ -59,19 +59,19 @@ class Wire:
     def __init__(
         self, key: tuple[int, str], profile: LinkProfile, pipe: Pipe, *, played: bool, deviation: WireDeviation = EXACT
     ) -> None:
-        """Make a wire; `key` tells a lab's wires apart; a pipe that was never `played` stays at its own numbers."""
+        """Make a wire; `key` tells a lab's wires apart; a pipe that was not `played` keeps its initial numbers."""
         self.key, self.profile = key, profile
         self._deviation = deviation
         self._timeline = timeline(pipe) if played and pipe.varies else None
         self.packet_bits = 8 * (profile.mtu + profile.overhead_bytes)
         """The size of a full packet on this wire."""
-        # The kernel gives a packet whole nanoseconds, rounded down.
+        # The kernel rounds a packet's duration down to whole nanoseconds.
         self._bit_ns = max(1, self.packet_bits * 10**9 // pipe.rate_bps) / self.packet_bits / deviation.rate
         self.header_bits = 8 * (HEADER_BYTES + profile.overhead_bytes)
-        """Of every packet."""
+        """Header bits of every packet."""
         delay_ns = max(0.0, pipe.delay_ns + deviation.delay_ns)
         self.still = ConstantStretch(-math.inf, math.inf, 1e9 / self._bit_ns, delay_ns)
-        """What it is unless it varies."""
+        """The whole timeline of a constant wire."""
         self.varies = self._timeline is not None
 
     def bits(self, frame_bytes: int) -> int:
@@ -89,21 +89,21 @@ class Wire:
         return max(0.0, self._timeline.at(int(now_ns)).delay_ns + self._deviation.delay_ns)
 
     def late_ns(self, packets: int, waited_ns: float) -> float:
-        """Return what a deviating wire adds to the delay of a frame of so many packets, whose last bit left `waited_ns`
-        after it came.
+        """Return a deviating wire's additional delay for a frame of `packets` packets whose last bit left `waited_ns`
+        after its arrival.
         """
         if (deviation := self._deviation) is EXACT:
             return 0.0
         return deviation.packet_ns * packets + (deviation.overflow_ns if waited_ns > deviation.buffer_ns else 0.0)
 
     def carried_at(self, begin_ns: float, bits: float) -> float:
-        """Return when `bits`, the first of which leaves at `begin_ns`, have all left."""
+        """Return the time at which `bits`, the first of which leaves at `begin_ns`, have all left."""
         if self._timeline is None:
             return begin_ns + bits * self._bit_ns
         return self._timeline.carried_at(begin_ns, bits / self._deviation.rate)
 
     def stretches(self, begin_ns: float, end_ns: float) -> Iterator[ConstantStretch]:
-        """Cut the time from `begin_ns` to `end_ns` where the wire changes."""
+        """Split the time from `begin_ns` to `end_ns` at the wire's changes."""
         now = begin_ns
         while (
             self._timeline is not None
@@ -116,14 +116,15 @@ class Wire:
 
 
 class StatedLinks(NamedTuple):
-    """Links without a cell: one per node of a star, one per two neighbours of a line."""
+    """Links without a cell: one per node of a star, one per two neighbours of a line; then those of the sites."""
 
     topology: Topology
     links: Sequence[LinkProfile]
+    sites: Sites = None
 
 
 class Wires:
-    """Every wire of a lab. Make it once per run, because it reads traces from their files."""
+    """All wires of a lab. Make it once per run, because it reads trace files."""
 
     def __init__(
         self,
@@ -131,10 +132,10 @@ class Wires:
         played_at_ns: int | None = None,
         deviations: Mapping[tuple[int, str], WireDeviation] = MappingProxyType({}),
     ) -> None:
-        """Make the wires; `played_at_ns` is that of the lab's record; `deviations` by link and direction. SpecError
-        when the file of a trace is gone.
+        """Make the wires; `played_at_ns` is that of the lab's record; `deviations` by link and direction. SpecError for
+        a missing trace file.
         """
-        self.topology, self.links, self.played_at_ns = lab.topology, lab.links, played_at_ns
+        self.links, self.played_at_ns, self._lab = lab.links, played_at_ns, lab
         self._wires = {
             (index, side): Wire(
                 (index, side),
@@ -147,6 +148,11 @@ class Wires:
             for side in LINK_DIRECTIONS
             if (pipe := profile.pipe(side)) is not None
         }
+
+    def path(self, source: int, target: int) -> tuple[tuple[int, LinkDirection], ...]:
+        """Return the links from one node to another, and their directions."""
+        sites = self._lab.sites
+        return link_path(self._lab.topology, len(self.links) - len(sites or ()), sites, source, target)
 
     def wire(self, link: int, way: LinkDirection) -> Wire | None:
         """Return one direction of a link; None where it is not shaped."""

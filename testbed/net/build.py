@@ -1,6 +1,6 @@
-"""Make what a plan says: namespaces, cables, TUN devices, addresses, routes, shapers and the relay.
+"""Build a plan: namespaces, cables, TUN devices, addresses, routes, shapers and the relay.
 
-Each is read back and compared with what was asked.
+Each is read back and compared with the request.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from testbed.errors import LabError, ShapingError
-from testbed.net.kernel import netem, sysctl
+from testbed.net.kernel import shaping, sysctl
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.offloads import Offloads
 from testbed.net.kernel.rtnetlink import STATE_UP, NetworkDevice
-from testbed.net.plan import LabPlan, Link, NamespacePlan, Plug
+from testbed.net.lab_plan import LabPlan, Link, NamespacePlan, Plug
 from testbed.net.relay.client import Relay
 from testbed.net.relay.tun import QUEUE_PACKETS, open_tun
 from testbed.records import LinkRecord
@@ -28,18 +28,18 @@ _CARRIER_S = 5.0
 _FIFO_OPTIONS = struct.pack("=I", QUEUE_PACKETS)
 
 Settings = dict[str, dict[str, Any]]
-"""What each namespace holds, by its name: `sysctls` and `devices`."""
+"""Settings of each namespace, by name: `sysctls` and `devices`."""
 
 
 class Built(NamedTuple):
-    """What stands after `build_lab`."""
+    """The parts of a lab after `build_lab`."""
 
     namespaces: dict[str, Namespace]
     relay: Relay | None
     settings: Settings
 
     def record(self, link: Link) -> LinkRecord:
-        """Describe a link as the kernel and the relay say it is."""
+        """Describe a link from the state of kernel and relay."""
         parts: dict[str, Any] = {}
         for side, end in (("near", link.near), ("far", link.far)):
             held = self.settings[end.namespace]
@@ -67,9 +67,9 @@ class Built(NamedTuple):
 
 
 def build_lab(plan: LabPlan, stack: ExitStack) -> Built:
-    """Make everything; what has to be undone is left on the stack, also where a step fails.
+    """Build everything; clean-up actions are left on the stack, even if a step fails.
 
-    LabError names the step, ShapingError what was asked and found, CapabilityError what this machine lacks.
+    LabError names the step, ShapingError the request and the result, CapabilityError the missing capability.
     """
     namespaces = {wanted.name: stack.enter_context(Namespace(wanted.name)) for wanted in plan.namespaces}
     with ExitStack() as sockets:
@@ -87,7 +87,7 @@ class _Builder:
         self._tuns: dict[str, list[str]] = {name: [] for name in names}
         self._plugs: dict[str, list[Plug]] = {name: [] for name in names}
         self._first_up: dict[str, list[str]] = {name: [] for name in names}
-        """The end of each cable that is switched on while its other end is still down."""
+        """The end of each cable that goes up while the other end is still down."""
         for tun in plan.tuns:
             self._tuns[tun.namespace].append(tun.device)
         for cable in plan.cables:
@@ -97,9 +97,9 @@ class _Builder:
             self._first_up[first.namespace].append(first.device)
 
     def build(self) -> Built:
-        """Make the parts in the order in which one needs another."""
+        """Build the parts in order of their dependencies."""
         plan, relay = self._plan, None
-        settings = self._set_sysctls()  # first: a device takes over its namespace's defaults when it is made
+        settings = self._set_sysctls()  # first: a new device inherits its namespace's defaults
         for cable in plan.cables:
             near, far = cable.near, cable.far
             self._netlinks[near.namespace].add_veth(
@@ -113,7 +113,7 @@ class _Builder:
             relay = self._stack.enter_context(Relay(plan.tuns, descriptors))
         for shaped in plan.shaped:
             netlink = self._netlinks[shaped.namespace]
-            held = netem.apply_plan(netlink, shaped.device, shaped.plan(), link=shaped.label)
+            held = shaping.apply_shaping(netlink, shaped.device, shaped.plan(), link=shaped.label)
             settings[shaped.namespace]["devices"][shaped.device]["qdisc"] = held.describe()
         return Built(self._namespaces, relay, settings)
 
@@ -128,7 +128,7 @@ class _Builder:
         return settings
 
     def _make_tuns(self) -> list[int]:
-        """Make the TUN devices; their descriptors, in the order of the plan."""
+        """Make the TUN devices; returns their descriptors, in the order of the plan."""
         descriptors: list[int] = []
         self._stack.callback(_close_at_once, descriptors)
         for tun in self._plan.tuns:
@@ -137,7 +137,7 @@ class _Builder:
         return descriptors
 
     def _configure(self, wanted: NamespacePlan) -> dict[str, dict[str, bool]]:
-        """Switch a namespace's devices on, address and route them; their offloads, by device, as read back."""
+        """Set a namespace's devices up, address and route them; returns their offloads as read back, by device."""
         netlink, tuns, plugs = self._netlinks[wanted.name], self._tuns[wanted.name], self._plugs[wanted.name]
         devices = [*tuns, *(plug.device for plug in plugs)]
         with self._namespaces[wanted.name].entered():
@@ -148,7 +148,7 @@ class _Builder:
                 netlink.set_up(plug.device, mtu=self._plan.mtu)
             for device in tuns:
                 netlink.set_up(device, mtu=self._plan.mtu, queue_packets=QUEUE_PACKETS)
-                # Not the machine's default qdisc, which may drop early or pace.
+                # Replaces the machine's default qdisc, which may drop early or pace.
                 netlink.set_root_qdisc(device, "pfifo", _FIFO_OPTIONS)
             for device, address in wanted.addresses:
                 netlink.add_address(device, address)
@@ -167,11 +167,11 @@ class _Builder:
     def _read_back(
         self, wanted: NamespacePlan, offloads: Mapping[str, Mapping[str, bool]]
     ) -> dict[str, dict[str, Any]]:
-        """Describe the devices as the kernel says they are, by name. ShapingError where that is not what was asked."""
+        """Read back the devices from the kernel, by name. ShapingError where they differ from the request."""
         netlink = self._netlinks[wanted.name]
         devices = _with_carriers(netlink, self._first_up[wanted.name])
         qdiscs, algorithms = netlink.root_qdiscs(), _congestion_controls(wanted, netlink)
-        # The queue of a cable is not used: nothing waits on it.
+        # A cable's queue is never used.
         asked = {
             plug.device: (plug.mac, devices[plug.device].queue_packets, "noqueue", b"")
             for plug in self._plugs[wanted.name]
@@ -198,10 +198,10 @@ class _Builder:
 
 
 def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, NetworkDevice]:
-    """List the devices, once the kernel has noticed that the other ends of `first_up` are up too.
+    """List the devices, once the kernel has noticed that the peers of `first_up` are up too.
 
-    Before, it drops what they send. It notices at once, but in a thread of its own. (An end that went up after its
-    other end sends from the start, although its state may be told a second later.)
+    Before that, it drops packets from them. It notices immediately, but in another thread. (An end that went up after
+    its peer can send at once, although its reported state may lag by a second.)
     """
     deadline = time.monotonic() + _CARRIER_S
     while True:
@@ -217,7 +217,7 @@ def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, Netwo
 
 
 def _close_at_once(descriptors: Sequence[int]) -> None:
-    """Close all at the same time: the kernel waits about 17 ms for each device to be out of use; so it waits once."""
+    """Close all concurrently: the kernel waits about 17 ms for each device to be unused, and so only once."""
     with ThreadPoolExecutor(max(1, len(descriptors))) as pool:
         pool.map(os.close, descriptors)
 
@@ -229,7 +229,9 @@ def _described(state: tuple[int, int, str | None, bool, str, bytes]) -> str:
 
 
 def _congestion_controls(wanted: NamespacePlan, netlink: Netlink) -> dict[int, str]:
-    """Read back what connections over each device use, by its index. ShapingError where that is not what was asked."""
+    """Read back the congestion control of each device's routes, by index. ShapingError where it differs from the
+    request.
+    """
     asked = {route.destination: route.congestion_control for route in wanted.routes}
     routes = {route.destination: route for route in netlink.routes()}
     held = {

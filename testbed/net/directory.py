@@ -1,8 +1,8 @@
-"""Which labs run on this machine, and how to get inside one: for `testbed shell`.
+"""List the labs on this machine, and enter one: for `testbed shell`.
 
-A lab's namespaces have no names in the file system, so that nothing can be left behind. Instead a lab keeps a file in
-memory open, with a list of its namespaces' descriptors; others find it by its name under /proc, and it ends with the
-process.
+A lab's namespaces have no names in the file system, so that nothing can be left behind. Instead a lab keeps an
+in-memory file open, which lists its namespaces' descriptors; other processes find it by name under /proc, and it ends
+with the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LARGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RunningLab:
-    """A lab that stands in some process."""
+    """A running lab of some process."""
 
     pid: int
     started: str
@@ -37,7 +37,7 @@ class RunningLab:
 
 @contextmanager
 def publish(namespaces: Mapping[str, Namespace]) -> Iterator[None]:
-    """Let `running_labs` list the lab that has these namespaces, as long as this is open."""
+    """Make `running_labs` list the lab with these namespaces, as long as this is open."""
     try:
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     except OSError as error:
@@ -55,15 +55,15 @@ def publish(namespaces: Mapping[str, Namespace]) -> Iterator[None]:
 
 
 def running_labs() -> list[RunningLab]:
-    """List the labs of all processes that the caller may look into, the oldest first.
+    """List the labs of all processes that the caller may inspect, oldest first.
 
-    Other users' labs take root to see.
+    Other users' labs are visible only to root.
     """
     labs = []
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             for entry in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(entry.readlink()).startswith(f"/memfd:{_NAME} ") and (
@@ -76,19 +76,20 @@ def running_labs() -> list[RunningLab]:
 def _read(entry: Path, pid: int) -> RunningLab | None:
     with entry.open("rb") as file:
         content = file.read(_LARGEST_BYTES)
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # anyone may give a file that name
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # any file may have that name
         told = json.loads(content)
         namespaces = {str(name): int(descriptor) for name, descriptor in told["namespaces"].items()}
-        if told["pid"] == pid:  # else a child that inherited it
+        if told["pid"] == pid:  # otherwise a child inherited it
             return RunningLab(pid=pid, started=str(told["started"]), namespaces=namespaces)
     return None
 
 
 def run_inside(pid: int, descriptor: int, command: Sequence[str]) -> NoReturn:
-    """Become `command`, inside the network namespace that process `pid` holds as `descriptor`. From one thread only.
+    """Replace this process by `command`, in the network namespace that process `pid` holds as `descriptor`.
+    Single-threaded callers only.
 
-    A lab without root stands in a user namespace; whoever is not root joins that first. CapabilityError where that is
-    not permitted, UserError where the lab has ended meanwhile or the command cannot be started.
+    A rootless lab is in a user namespace, which a caller without root joins first. CapabilityError where that is not
+    permitted, UserError where the lab has ended or the command cannot be started.
     """
     try:
         network = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
@@ -97,8 +98,8 @@ def run_inside(pid: int, descriptor: int, command: Sequence[str]) -> NoReturn:
         enter(network)
     except PermissionError:
         raise CapabilityError(
-            f"not permitted to enter the lab of process {pid}; be root (sudo python -m testbed ...), "
-            "or the user whose lab it is"
+            f"not permitted to enter the lab of process {pid}; run as root (sudo .venv/bin/testbed ...), or as the "
+            "user who started the lab"
         ) from None
     except FileNotFoundError:
         raise UserError(f"the lab of process {pid} has ended") from None

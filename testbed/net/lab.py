@@ -1,8 +1,8 @@
-"""A lab: the namespaces, links and shapers of one topology, made from a plan, read back, and gone when it is closed.
+"""A lab: the namespaces, links and shapers of one topology, built from a plan, read back, and removed on close.
 
-topology.py plans it and build.py makes it; meters.py counts, schedules.py and the relay play what varies, and
-certificate/ measures. Nothing here has a name outside this process: when it dies, however it dies, the kernel takes
-everything away.
+topology.py plans a lab and build.py builds it; meters.py counts, schedules.py and the relay play varying links, and
+certificate/ measures. Nothing here has a name outside this process: when it dies, in any way, the kernel removes
+everything.
 """
 
 from __future__ import annotations
@@ -16,84 +16,103 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from testbed.closing import Closing
 from testbed.directions import LinkDirection
 from testbed.errors import LabError, SpecError, UnknownNameError
-from testbed.frozen import Frozen
+from testbed.frozen import Frozen, is_none
 from testbed.net import directory
+from testbed.net.background import Background
 from testbed.net.build import build_lab
 from testbed.net.certificate.certify import Watch, certify
-from testbed.net.kernel import netem
+from testbed.net.kernel import shaping
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
+from testbed.net.lab_plan import LabPlan, Link, with_own_seed
 from testbed.net.machine import rootless
 from testbed.net.meters import Counters, Meters
-from testbed.net.plan import LabPlan, Link, with_own_seed
 from testbed.net.schedules import ScheduleDriver, Schedules
 from testbed.net.topology import MAX_NODES, plan_lab
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, LabRecord
-from testbed.spec import Engine, Topology
+from testbed.spec import Engine, RtoMaxMs, Sites, Topology, sites_fault
 
 if TYPE_CHECKING:
     from testbed.metrics.bound import BoundedStep
 
 
+_DRAIN_S, _DRAIN_LOOK_S = 60.0, 0.01
+
+
 class LabSpec(Frozen):
-    """What a lab is asked to be."""
+    """Specification of a lab."""
 
     topology: Topology
     profiles: tuple[LinkProfile, ...] = Field(min_length=1)
-    """One that all links have, or one per link: by node in a star, by boundary in a line."""
+    """One for all links, or one per link: by node in a star, by boundary in a line."""
     nodes: int = Field(ge=1, le=MAX_NODES)
+    sites: Sites = Field(default=None, exclude_if=is_none)
+    tcp_rto_max_ms: RtoMaxMs = Field(default=None, exclude_if=is_none)
     engine: Engine
     engine_reason: str
-    """Why this engine: see `capabilities.resolve_engine`."""
+    """Reason for this engine: see `capabilities.resolve_engine`."""
+
+    @property
+    def distinct(self) -> tuple[LinkProfile, ...]:
+        """Every profile once, with those of the sites."""
+        return tuple(dict.fromkeys((*self.profiles, *(site.profile for site in self.sites or ()))))
+
+    @model_validator(mode="after")
+    def _sites_fit(self) -> LabSpec:
+        if fault := sites_fault(self.topology, self.nodes, self.sites):
+            raise ValueError(fault)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabNode:
-    """Where one stage lives in the lab."""
+    """The place of one node of a job in the lab."""
 
     index: int
     name: str
     address: str
-    """IPv4. In a star every other node reaches it, in a line the node before (the first node: the one after)."""
+    """IPv4 address. Reachable in a star by every other node, in a line by the previous node (for the first: by the
+    next)."""
     devices: tuple[str, ...]
-    """The ends of its links inside `namespace`; in a line the one to the previous node first."""
+    """Ends of its links inside `namespace`; in a line the one to the previous node comes first."""
     namespace: Namespace
 
 
 class Lab(Closing):
-    """Links that stand until it is closed; a context manager.
+    """Running links until it is closed; a context manager.
 
-    It is used from the main thread only, like `Relay`; `counters` from any one thread.
+    Use it from the main thread only, like `Relay`; `counters` from any single thread.
     """
 
     nodes: tuple[LabNode, ...]
     links: tuple[Link, ...]
-    """In the order of the nodes or boundaries. The namespaces at their ends are in `namespaces`."""
+    """Links in the order of nodes or boundaries. `namespaces` has the namespaces at their ends."""
     namespaces: Mapping[str, Namespace]
-    """All of them by name, those of the hub and the gateways too."""
+    """All namespaces by name, including those of the hub and the gateways."""
     record: LabRecord
-    """The lab as the kernel says it is."""
+    """The lab as reported by the kernel."""
     schedules: Schedules | None
-    """Of the links that vary under engine netem, where whoever holds the lab follows them; else None."""
+    """Schedules of varying links under engine netem, if the owner of the lab follows them; otherwise None."""
 
     def __init__(self, spec: LabSpec, *, follow: bool = True) -> None:
-        """Build it. Where a step fails, everything made before it is undone.
+        """Build it. If a step fails, everything built before is removed.
 
-        `follow`: a thread of the lab's own follows the schedules of links that vary; else it has no thread, and whoever
-        holds it follows `schedules`.
+        `follow`: a thread of the lab follows the schedules of varying links; otherwise it has no thread, and its owner
+        follows `schedules`.
 
-        SpecError for what the topology or the engine cannot carry out, before anything is started. LabError names the
-        step, ShapingError what was asked and found, CapabilityError what this machine lacks.
+        SpecError, before anything is started, for a specification that topology or engine cannot implement. LabError
+        names the step, ShapingError the request and the result, CapabilityError the missing capability.
         """
         started = time.monotonic()
         self.spec = spec
-        self._plan = plan_lab(spec.topology, spec.profiles, spec.nodes, spec.engine)
+        asked = spec.topology, spec.profiles, spec.nodes, spec.engine, spec.sites
+        self._plan = plan_lab(*asked, spec.tcp_rto_max_ms)
         self._shaped = {(shaped.link, shaped.direction): shaped for shaped in self._plan.shaped}
         self._changed: set[tuple[str, LinkDirection]] = set()
         with ExitStack() as stack:
@@ -106,6 +125,8 @@ class Lab(Closing):
                 kind = ScheduleDriver if follow else Schedules
                 self._follower = kind(self._plan.shaped, self.namespaces)
                 stack.callback(self._follower.close)
+            self._background: Background | None = None
+            stack.callback(self._end_background)
             self.schedules = self._follower if isinstance(self._follower, Schedules) else None
             self.nodes = _nodes_of(self._plan, self.namespaces)
             self.links = self._plan.links
@@ -119,6 +140,7 @@ class Lab(Closing):
                 links=tuple(built.record(link) for link in self.links),
                 played_at_ns=None,
             )
+            self._ready_background()  # before a run: starting a program takes time
             stack.enter_context(directory.publish(self.namespaces))
             self._stack = stack.pop_all()
 
@@ -129,12 +151,15 @@ class Lab(Closing):
         raise UnknownNameError("link", name, (link.name for link in self._plan.links))
 
     def play(self, start_ns: int | None = None) -> int:
-        """Begin the schedules and traces of all links now, or at `start_ns`; the moment, in nanoseconds of
+        """Start the schedules and traces of all links now, or at `start_ns`; returns the start in nanoseconds of
         CLOCK_MONOTONIC.
 
-        Noted in `record`.
+        Background flows start then, too. The start is stored in `record`.
         """
+        self._ready_background()
         start_ns = self._play(start_ns)
+        if self._background is not None:
+            self._background.play(start_ns)
         self.record = self.record.model_copy(update={"played_at_ns": start_ns})
         return start_ns
 
@@ -147,9 +172,17 @@ class Lab(Closing):
         return start_ns
 
     def hold(self) -> None:
-        """Go back to every pipe's own constant numbers; what is queued keeps its time."""
+        """Return every pipe to its constant values; queued packets keep their times.
+
+        Background flows end, and `record` has what they carried; returns when their last packets have arrived.
+        """
+        if self._background is not None:
+            self.record = self.record.model_copy(update={"background": self._background.carried()})
+            self._end_background()
+            self._drain()
         if self._follower is not None:
             self._follower.hold()
+            self.record = self.record.model_copy(update={"faults": self._follower.faults() or None})
         if self._relay is not None:
             self._relay.hold()
         for name, direction in sorted(self._changed):
@@ -158,15 +191,32 @@ class Lab(Closing):
             self._set(name, direction, pipe)
         self._changed.clear()
 
-    def change(self, link: str, direction: LinkDirection, pipe: Pipe) -> None:
-        """Shape one direction of a link otherwise, from its next packet on, until `hold`; what is queued is kept.
+    def _ready_background(self) -> None:
+        if self._background is None and any(link.home for link in self.links):
+            self._background = Background(self.links, self.namespaces)
 
-        SpecError where that direction has no shaper, or its engine cannot carry the pipe out; ShapingError as from
-        `Lab`.
+    def _end_background(self) -> None:
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+
+    def _drain(self) -> None:
+        """Wait until no link holds a packet, for at most a minute: certificates need empty links."""
+        delay_ns = max(pipe.delay_ns for link in self.links for pipe in link.profile.pipes)
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            time.sleep(_DRAIN_LOOK_S + delay_ns / 1e9)  # packets in their delay may not be counted
+            if not any(way.backlog_bytes for ways in self.counters().values() for way in ways.values()):
+                return
+
+    def change(self, link: str, direction: LinkDirection, pipe: Pipe) -> None:
+        """Change one direction of a link from its next packet on, until `hold`; queued packets are kept.
+
+        SpecError where that direction has no shaper, or its engine cannot implement the pipe; ShapingError like `Lab`.
         """
         if self._link(link).profile.pipe(direction) is None:
             raise SpecError(
-                f"{link} {direction} was built unshaped and cannot be changed; build it with a profile that shapes it"
+                f"cannot change {link} {direction}, which was built unshaped; build it with a profile that shapes it"
             )
         self._set(link, direction, pipe)
         self._changed.add((link, direction))
@@ -179,19 +229,26 @@ class Lab(Closing):
             return
         shaped = self._shaped[name, direction]
         changed = replace(shaped, pipe=with_own_seed(pipe, self._plan.links.index(link), direction))
+        kinds = [[child.kind for child in each.plan().children] for each in (shaped, changed)]
+        if kinds[0] != kinds[1]:
+            raise SpecError(f"cannot change {name} {direction} to other qdiscs; build it with a pipe that varies alike")
         with Netlink(self.namespaces[shaped.namespace]) as netlink:
-            netem.change_plan(netlink, shaped.device, changed.plan(), link=shaped.label)
+            shaping.change_shaping(netlink, shaped.device, shaped.plan(), changed.plan(), link=shaped.label)
         self._shaped[name, direction] = changed
 
     def counters(self) -> Counters:
-        """Return what every link has carried and dropped since it was built, both ways.
+        """Return each link's traffic and drops since it was built, in both directions.
 
         LabError when the relay has died.
         """
         return self._meters.read()
 
     def check(self) -> None:
-        """Check that the lab still stands: LabError when the relay has died or a schedule could not be followed."""
+        """Check that the lab is still running: LabError when the relay or the background flows have died, or a schedule
+        could not be followed.
+        """
+        if self._background is not None:
+            self._background.carried()
         if self._relay is not None:
             self._relay.counters()
         if isinstance(self._follower, ScheduleDriver) and (fault := self._follower.fault):
@@ -205,12 +262,12 @@ class Lab(Closing):
         *,
         step: BoundedStep | None = None,
     ) -> Certificate:
-        """Measure every link with messages of these sizes; once more, where that fails.
+        """Measure every link with messages of these sizes, and repeat once on failure.
 
-        `step` judges what was found by what it does to that step; without it a link must be exact as far as the probe
-        can tell. Of two attempts the better one counts, because a busy machine adds to what is wrong with a link and
-        takes nothing away; what failed in the other stands in the certificate. `capture`: a file for the packets at
-        the links' ends. ShapingError when a shaper is not what it was.
+        `step` judges deviations by their effect on that step; without it a link must be exact within the probe's
+        accuracy. The better of two attempts counts, because a busy machine can only add to a link's deviations; the
+        certificate lists the failures of the other attempt. `capture`: a file for the packets at the links' ends.
+        ShapingError when a shaper has changed.
         """
         first = self._certify_once(form, message_bytes, capture, step)
         if first.verdict == "PASS":
@@ -236,7 +293,7 @@ class Lab(Closing):
         self.check()
         for shaped in self._shaped.values():
             with Netlink(self.namespaces[shaped.namespace]) as netlink:
-                netem.check_plan(netlink, shaped.device, shaped.plan(), link=shaped.label)
+                shaping.check_shaping(netlink, shaped.device, shaped.plan(), link=shaped.label)
         measurements = certify(
             self.links,
             self.namespaces,
@@ -258,28 +315,29 @@ class Lab(Closing):
         return certificate if step is None else step.assess(certificate)
 
     def watch(self) -> Watch:
-        """Begin to count how late the machine makes the links. LabError when the relay has died."""
+        """Start counting the lateness that the machine causes on links. LabError when the relay has died."""
         return Watch(self._relay)
 
     def close(self) -> None:
-        """Take it down. What still runs inside a namespace keeps that namespace, but not the links."""
+        """Tear it down. Processes still running inside a namespace keep that namespace, but not the links."""
         self._stack.close()
 
 
 def _badness(certificate: Certificate) -> tuple[bool, float, int]:
-    """Order certificates: one that passes first, then by the bound, then by how much has failed."""
+    """Order certificates: passing ones first, then by the bound, then by the number of failures."""
     failed = sum(m.verdict == "FAIL" for m in certificate.measurements)
     return certificate.verdict == "FAIL", math.inf if certificate.bound is None else certificate.bound, failed
 
 
 def _nodes_of(plan: LabPlan, namespaces: Mapping[str, Namespace]) -> tuple[LabNode, ...]:
-    """Return the nodes in their order."""
+    """Return the nodes, in order."""
     addresses = {wanted.name: wanted.addresses for wanted in plan.namespaces}
     return tuple(
         LabNode(
             index=index,
             name=name,
-            # The first: of the link to the node before, as topology.py states them in the order of the links.
+            # The first one belongs to the link to the previous node, because topology.py lists them in the order of
+            # links.
             address=addresses[name][0][1],
             devices=tuple(device for device, _ in addresses[name]),
             namespace=namespaces[name],

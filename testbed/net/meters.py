@@ -1,4 +1,4 @@
-"""Count what every link of a lab carries, under any engine: the relay's counters, a qdisc's, or a device's."""
+"""Count the traffic of every link of a lab, under any engine: counters of the relay, a qdisc, or a device."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from testbed.counters import DeviceRow, DeviceTable
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import LabError
-from testbed.net.kernel import netem
+from testbed.net.kernel import shaping
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.plan import LabPlan, Link, Meter
+from testbed.net.lab_plan import LabPlan, Link, Meter
 from testbed.net.relay.client import Relay
 from testbed.records import LinkCounters
 
 Counters = dict[str, dict[LinkDirection, LinkCounters]]
-"""What each link carried, by its name."""
+"""Counters of each link, by name."""
 
 
 class Meters:
-    """Reads the counters of all links, ten times a second if need be: its sockets and files stay open until `close`."""
+    """Reads the counters of all links, up to ten times a second: its sockets and files stay open until `close`."""
 
     def __init__(self, plan: LabPlan, namespaces: Mapping[str, Namespace], relay: Relay | None) -> None:
         self._plan, self._relay = plan, relay
@@ -38,7 +38,7 @@ class Meters:
             self._stack = stack.pop_all()
 
     def read(self) -> Counters:
-        """Read every link, both ways. LabError when the relay has died."""
+        """Read every link, in both directions. LabError when the relay has died."""
         ports = self._relay.counters() if self._relay else {}
         tables = {where: table.read() for where, table in self._tables.items()}
         return {
@@ -52,11 +52,10 @@ class Meters:
         if meter.kind == "port":
             return port_counters(ports[meter.where][meter.what], link.profile.overhead_bytes)
         if meter.kind == "qdisc":
-            return netem.read_counters(self._netlinks[meter.where], meter.what)
+            return shaping.read_counters(self._netlinks[meter.where], meter.what)
         if (row := tables[meter.where].get(meter.what)) is None:
             raise LabError(
-                f"{link.name}: cannot read the counters of {meter.what} in {meter.where}: "
-                "there is no such device any more"
+                f"{link.name}: cannot read the counters of {meter.what} in {meter.where}: the device no longer exists"
             )
         size, packets, dropped = row[:3] if meter.kind == "received" else row[3:]
         return LinkCounters(
@@ -68,16 +67,14 @@ class Meters:
         )
 
     def close(self) -> None:
-        """Let go of the sockets and files."""
+        """Close sockets and files."""
         self._stack.close()
 
 
 def port_counters(counts: Mapping[str, int], overhead_bytes: int) -> LinkCounters:
-    """Convert a relay direction's counts, which count a packet when it is accepted, to a qdisc's, which does when it
-    leaves.
+    """Convert a relay direction's counts, taken on acceptance of a packet, to those of a qdisc, taken on departure.
 
-    So what still waits for the wire is taken off, in packets of the mean size. `overhead_bytes` are counted on top of
-    each.
+    Packets that still wait for the wire are subtracted, at the mean size. `overhead_bytes` are added to each.
     """
     accepted, packets = counts["bytes_out"], counts["packets_out"]
     on_the_wire = accepted + packets * overhead_bytes

@@ -1,8 +1,8 @@
-"""Write down all that can be counted on a lab's links, ten times a second while a run lasts (counters.jsonl).
+"""Record all counters of a lab's links, ten times a second during a run (counters.jsonl).
 
-A thread of the controller does it, which waits otherwise. It reads what the kernel and the relay count anyway, and
-touches no packet. How late it wakes says what the machine does to timers meanwhile: it waits with a real-time priority,
-where it may have one, and works without.
+A thread of the controller, which is otherwise idle, reads existing counters of kernel and relay, and touches no packet.
+The lateness of its wake-ups shows the accuracy of the machine's timers: it waits at a real-time priority, if permitted,
+and works without one.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from testbed.net.lab import Lab
 from testbed.records import DuringRecord, Sample, SocketSample
 
 _CHECK_EVERY = 5
-"""Samples between two looks at whether the lab still stands."""
+"""Samples between checks that the lab is still running."""
 _PRIORITY = 1
-"""SCHED_FIFO, while it waits: before programs, behind all that carries packets."""
+"""SCHED_FIFO priority while it waits: above programs, below packet processing."""
 _BUCKETS = 64
 
 
 class Sampler:
-    """Samples from entering to leaving it; a context manager. Every line is in the file when the next is begun.
+    """A context manager that samples while it is entered. Each line is flushed before the next starts.
 
-    Meanwhile it is the only one to ask the lab anything, and asks whether it still stands, too: `check` says what it
-    found.
+    While entered, it is the only user of the lab, and also checks that the lab is running: see `check`.
     """
 
     samples: int
-    """How many have been taken so far."""
+    """Number of samples so far."""
     latest: Sample | None
-    """The last of them."""
+    """The latest sample."""
     during: DuringRecord | None
-    """How late the lab and the machine were, once it has been left."""
+    """Lateness of lab and machine, after exit."""
 
     def __init__(self, lab: Lab, path: Path, period_s: float = 0.1) -> None:
-        """Make the file `path` for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
+        """Create the file `path` for the invoking user. CapabilityError where this kernel cannot list TCP
+        connections.
+        """
         self._lab, self._period_s = lab, period_s
         self.samples, self.latest, self.during = 0, None, None
         self._lateness, self._real_time = [0] * _BUCKETS, True
@@ -50,7 +51,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         with ExitStack() as stack:
             self._diagnoses = [(node.name, stack.enter_context(SocketDiagnosis(node.namespace))) for node in lab.nodes]
-            self._sockets()  # what cannot be read is said before the run starts
+            self._sockets()  # fails before the run starts
             self._file: IO[str] = stack.enter_context(path.open("x", encoding="utf8"))
             paths.give_to_user(path)
             self._stack = stack.pop_all()
@@ -81,7 +82,7 @@ class Sampler:
         due = time.monotonic()
         try:
             while True:
-                last = self._stop.is_set()  # one more after the end, so that what came last is counted
+                last = self._stop.is_set()  # one more after the end, to count the last traffic
                 self._take()
                 if last:
                     break
@@ -91,7 +92,7 @@ class Sampler:
             self._fault = error
 
     def _wait(self, due: float) -> None:
-        """Wait until `due`, or until it is to stop, and count how late that was."""
+        """Wait until `due`, or until stopped, and count the lateness."""
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))  # 0: this thread
         except PermissionError:
@@ -104,7 +105,7 @@ class Sampler:
             self._lateness[max(0, late_us).bit_length()] += 1
 
     def check(self) -> None:
-        """Check that it still samples and the lab still stands: LabError otherwise."""
+        """Check that it is still sampling and the lab is still running: LabError otherwise."""
         if self._fault is not None:
             raise self._fault
 

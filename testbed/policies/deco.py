@@ -1,13 +1,13 @@
-"""DeCo-SGD: ratio and staleness chosen together, so that communication hides behind computing at the least noise.
+"""DeCo-SGD: chooses ratio and staleness together, so that computation hides communication with the least noise.
 
-Of the pairs whose iteration takes no longer than computing does, take the one with the smallest noise factor phi; where
-compression would have to be stronger than allowed, take the pair with the least expected time instead. With staleness
-tau the largest ratio that hides is `min(B Tc, B (tau Tc - b)) / (expansion S)` for rate B, delay b, computing time Tc
-and dense message S; it need not be the least noisy one, for with much staleness some factors grow with the ratio.
+Of the pairs whose iteration takes no longer than computing, choose the one with the smallest noise factor phi; if that
+requires more compression than allowed, choose the pair with the least expected time. With staleness tau the largest
+ratio that hides is `min(B Tc, B (tau Tc - b)) / (expansion S)` for rate B, delay b, computing time Tc and dense message
+S; it need not be the least noisy one, because at high staleness some factors grow with the ratio.
 
 Source: Lu et al., arXiv 2507.17346: the joint choice and its building blocks. The paper's theorem constants and its
-exact optimisation were not at hand; the choice above is derived from its abstract and the time model. Its noise factor
-is known second-hand; as printed it grows without bound where nothing is compressed, so the factor can be replaced.
+exact optimisation were not available; the choice above is derived from its abstract and the time model. Its noise
+factor is known second-hand; as printed it diverges without compression, so the factor is replaceable.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from testbed.policies.cycle import MessageSize, iteration_s
-from testbed.policies.links import LinkEstimate
+from testbed.policies.link_estimate import LinkEstimate
 
 NoiseFactor: TypeAlias = Callable[[float, int], float]
-"""Of a ratio and a staleness: how much they slow convergence down, by whichever theory or measurement."""
+"""Slow-down of convergence for a ratio and a staleness, by theory or measurement."""
 
 
 class DecoChoice(NamedTuple):
-    """What all workers do from some iteration on."""
+    """The parameters of all workers from some iteration on."""
 
     staleness: int
     ratio: float
@@ -47,7 +47,9 @@ def printed(ratio: float, staleness: int) -> float:
 
 
 def additive(ratio: float, staleness: int) -> float:
-    """Return `4 (1 - d) / d^2 + tau^2`: the two effects apart, each with its own bound for bounded second moments."""
+    """Return `4 (1 - d) / d^2 + tau^2`: the two effects separately, each with its own bound for bounded second
+    moments.
+    """
     return 4 * (1 - ratio) / ratio**2 + staleness**2
 
 
@@ -57,11 +59,11 @@ NOISE_FACTORS: Final[Mapping[str, NoiseFactor]] = {"exp": exponential, "printed"
 LEAST_RATIO: Final = 1e-3
 MOST_STALENESS: Final = 16
 _RATIOS = 31
-"""How many are tried for each staleness, evenly spaced in their logarithm from the least."""
+"""Number of ratios tried per staleness, log-spaced from the least."""
 _LARGEST_SPARSE = math.nextafter(1.0, 0.0)
-"""A ratio of 1 goes dense."""
+"""Largest ratio sent sparse; a ratio of 1 is sent dense."""
 _CUTS = 50
-"""Of the interval around a minimum, to two thirds each: 1e-9 of it is left."""
+"""Number of cuts of the interval around a minimum, to two thirds each, which leaves 1e-9 of it."""
 
 
 def choose(
@@ -72,9 +74,10 @@ def choose(
     noise: NoiseFactor = exponential,
     noise_weight: float,
 ) -> DecoChoice:
-    """Choose for one link: the slowest of several, with the longest computing time.
+    """Choose for one link: the slowest, with the longest computing time.
 
-    `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target; it matters only where nothing hides.
+    `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target; it matters only if no pair hides
+    communication.
     """
     hidden = [
         DecoChoice(staleness, ratio)
@@ -89,8 +92,8 @@ def choose(
 def _hiding_ratios(
     link: LinkEstimate, exchanged: MessageSize, compute_ns: int, staleness: int, noise: NoiseFactor
 ) -> Iterator[float]:
-    """Yield ratios whose message and delay hide behind computing, the least noisy ones among them: a grid's, and where
-    the noise has a minimum between two of its neighbours.
+    """Yield ratios whose message and delay hide behind computing, including the least noisy ones: grid points, and
+    minima of the noise between neighbours.
     """
     time_s = min(compute_ns, staleness * compute_ns - link.delay_ns) / 1e9
     fits_bytes = link.rate_bps / 8 * time_s
@@ -116,7 +119,7 @@ def _hiding_ratios(
 
 
 def _spaced_ratios(most: float) -> list[float]:
-    """Return ratios from the most to the least, evenly spaced in their logarithm."""
+    """Return log-spaced ratios from the most to the least."""
     step = math.log(LEAST_RATIO / most) / (_RATIOS - 1)
     return [most * math.exp(step * place) for place in range(_RATIOS)]
 
@@ -129,9 +132,7 @@ def fastest(
     noise: NoiseFactor,
     noise_weight: float,
 ) -> DecoChoice:
-    """Choose the pair of the grid whose iterations to a target take the least time: the fall-back, and the oracle's
-    line in figures.
-    """
+    """Choose the pair of the grid with the least time to a target: the fall-back, and the oracle in figures."""
     ratios = _spaced_ratios(1.0)
 
     def expected(each: DecoChoice) -> float:
@@ -149,8 +150,8 @@ def fastest(
 
 
 def approach(before: DecoChoice, wanted: DecoChoice, *, most_change: int = 2) -> DecoChoice:
-    """Return the wanted choice with a staleness at most `most_change` away from the one before, so that a queue of
-    aggregates neither drains nor grows at once.
+    """Return the wanted choice, with staleness changed by at most `most_change`, so that the queue of aggregates
+    neither drains nor grows abruptly.
     """
     staleness = min(max(wanted.staleness, before.staleness - most_change), before.staleness + most_change)
     return DecoChoice(staleness, wanted.ratio)

@@ -1,12 +1,12 @@
-"""How many bits does each boundary get? A greedy search on measured harm, and which widths training may draw.
+"""Choose the bits of each boundary by a greedy search on measured harm, and the widths that training may draw.
 
-The search starts with the most bits everywhere, and takes the step to one boundary's next smaller width that saves most
-per harm, until none is left: the settings on the way are one for each budget. Harm is what a measurement says of a
-setting, such as a divergence of the outputs in nats; or a sum of what each boundary's width costs alone (`total`),
-which needs far fewer measurements and is right only as far as harms add up.
+The search starts with the most bits everywhere, and repeatedly reduces the width of the boundary that saves most per
+harm; each setting on the path suits one budget. Harm is a measurement of a setting, such as a divergence of the outputs
+in nats; or the sum of each boundary's separate harm (`total`), which needs far fewer measurements and is exact only if
+harms add up.
 
-Source: one-shot mixed precision (Tang et al., arXiv 2401.01543), read in its authors' code: there layers and BitOPs, a
-search in both directions, and the widths that are drawn least stable are withheld from the draw for a while.
+Source: one-shot mixed precision (Tang et al., arXiv 2401.01543), according to its authors' code, which has layers and
+BitOPs, searches in both directions, and temporarily withholds the least stable widths from the draw.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Table = Sequence[Mapping[int, float]]
 def greedy_path(harm: Callable[[Widths], float], cost: Table) -> list[Widths]:
     """Return the settings from the most bits everywhere down to the fewest, each cheaper than the one before.
 
-    `cost` says which widths each boundary may have: in bytes, or in seconds of its own link, falling with the bits.
-    SpecError where it does not fall.
+    `cost` has the allowed widths of each boundary with their cost, in bytes or in seconds on its link, which must fall
+    with the bits. SpecError otherwise.
     """
     for boundary, costs in enumerate(cost):
         ordered = sorted(costs, reverse=True)
         if any(costs[low] >= costs[high] for high, low in itertools.pairwise(ordered)):
-            raise SpecError(f"boundary {boundary} costs {dict(costs)}: state costs that fall with the bits")
+            raise SpecError(f"boundary {boundary} has costs {dict(costs)}, which must fall with the bits")
     now = tuple(max(costs) for costs in cost)
     path, before = [now], harm(now)
     while True:
@@ -49,20 +49,21 @@ def greedy_path(harm: Callable[[Widths], float], cost: Table) -> list[Widths]:
 
 
 def within(path: Sequence[Widths], cost: Table, budget: float) -> Widths:
-    """Return the first setting of a path that costs at most the budget. SpecError where none does."""
+    """Return the first setting of a path within the budget. SpecError if there is none."""
     fitting = next((widths for widths in path if total(widths, cost) <= budget * (1 + 1e-12)), None)
     if fitting is None:
-        raise SpecError(f"no setting costs at most {budget:g}; the cheapest costs {total(path[-1], cost):g}")
+        raise SpecError(f"no setting is within the budget of {budget:g}; the cheapest costs {total(path[-1], cost):g}")
     return fitting
 
 
 def total(widths: Widths, table: Table) -> float:
-    """Return the sum over the boundaries of what their widths cost, or harm."""
+    """Return the sum of the cost or harm of the boundaries' widths."""
     return math.fsum(by[width] for by, width in zip(table, widths, strict=True))
 
 
 def withheld(errors: Sequence[float], progress: float, first: float = 0.5, last: float = 0.2) -> frozenset[int]:
-    """Return the boundaries whose smallest width training does not draw for now: those of the largest `errors` at it.
+    """Return the boundaries whose smallest width training currently does not draw: those with the largest `errors` at
+    it.
 
     Their share falls from `first` to `last` along a cosine while `progress` goes from 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""The keys of a profile file and what they mean: the loader accepts them, and the README is drawn from them."""
+"""The keys of a profile file and their meaning: the loader accepts them, and the README is generated from them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class ProfileKey(NamedTuple):
 
     name: str
     form: str
-    """How a value looks, in Markdown."""
+    """Form of a value, in Markdown."""
     meaning: str
     required: bool = True
-    """Whether it must be stated. An effect whose key is absent does not happen."""
+    """Whether the key is required. An effect without its key is off."""
 
 
 NONE = "none"
@@ -25,10 +25,10 @@ TOP = (
     ProfileKey(
         "extends",
         "name of a profile, or `path.toml`",
-        "that file is read first; this one states what differs",
+        "base profile, which this file overrides",
         required=False,
     ),
-    ProfileKey("summary", "text", "what it is, in one line"),
+    ProfileKey("summary", "text", "one-line description"),
     ProfileKey(
         "source", "text", "where the numbers come from; [derived]: computed from a source; [chosen]: our choice"
     ),
@@ -43,7 +43,14 @@ TOP = (
         "whether TCP starts slowly again after a pause (Linux's default: true)",
     ),
     ProfileKey("up", '`[up]`, or `"unshaped"`', "from the node into the network; in a line, towards the last stage"),
-    ProfileKey("down", '`[down]`, or `"unshaped"`', "the other way"),
+    ProfileKey("down", '`[down]`, or `"unshaped"`', "the opposite direction"),
+    ProfileKey(
+        "background",
+        '`["1 cubic up", "call down"]`',
+        "flows of another machine behind the same link. `N ALGORITHM up`: greedy TCP; `web down`: objects and "
+        "pauses; `call 3Mbit up`: a constant rate",
+        required=False,
+    ),
 )
 PIPE = (
     ProfileKey(
@@ -55,74 +62,82 @@ PIPE = (
     ProfileKey(
         "buffer",
         "`100ms` or `256kB`, to `10GB`",
-        "the most that may wait for the wire, drop-tail; a time means what the rate carries in it",
+        "capacity of the drop-tail queue; a time is multiplied by the rate",
     ),
     ProfileKey(
         "loss",
         '`"0.1%"`, `"none"`, or a table',
-        "share of packets lost, each independent of all others; a table: loss in bursts",
+        "share of packets lost, independently; `100%`: an outage; a table: loss in bursts",
     ),
     ProfileKey(
         "seed",
         "`1`, to 2^63 - 1",
-        "seed of all draws: same seed, same packets lost; each link of a lab draws its own stream from it",
+        "seed of all random draws: the same seed loses the same packets; each link of a lab derives its own stream "
+        "from it",
     ),
     ProfileKey(
         "jitter",
         "`2ms`, to `delay`",
-        "each packet's delay is drawn evenly from delay - jitter to delay + jitter",
+        "each packet's delay is uniform between delay - jitter and delay + jitter",
         required=False,
     ),
     ProfileKey(
         "reorder",
         '`"1%"` or `"by-jitter"`',
-        "share of packets that leave at once, before all that wait; by-jitter: packets leave when their own jitter "
-        "says (engine relay only)",
+        "share of packets that overtake the queue; by-jitter: each packet leaves after its own jitter, in any order "
+        "(engine relay only)",
         required=False,
     ),
-    ProfileKey("duplicate", '`"0.1%"`', "share of packets that are sent twice", required=False),
+    ProfileKey("duplicate", '`"0.1%"`', "share of packets sent twice", required=False),
+    ProfileKey(
+        "queue",
+        '`"fifo"`, `"fq_codel"`, `"cake"` or `"red"`',
+        "queue discipline (relay: fifo only); without it a drop-tail queue, which netem bounds in packets of the MTU's "
+        "size; cake and fq_codel bound theirs themselves, not by `buffer`",
+        required=False,
+    ),
     ProfileKey("slot", "table", "packets leave in bursts (engine netem only)", required=False),
     ProfileKey("schedule", "list of tables", "the link changes at stated times", required=False),
-    ProfileKey("repeat", "`60s`, to 24 h", "the schedule's period: it begins again after this long", required=False),
+    ProfileKey("repeat", "`60s`, to 24 h", "period after which the schedule repeats", required=False),
     ProfileKey(
         "trace", "table", "the rate follows a file of delivery opportunities; `rate` must be its mean", required=False
     ),
 )
 LOSS = (
-    ProfileKey("model", f'`"{GILBERT_ELLIOTT}"`', "a good and a bad state, drawn for each packet"),
-    ProfileKey("enter_bad", '`"0.05%"`', "chance, at each packet, to go from good to bad (tc: p)"),
+    ProfileKey("model", f'`"{GILBERT_ELLIOTT}"`', "two states, good and bad, with transitions at each packet"),
+    ProfileKey("enter_bad", '`"0.05%"`', "probability per packet of a transition from good to bad (tc: p)"),
     ProfileKey(
         "leave_bad",
         '`"30%"`',
-        "chance, at each packet, to go from bad to good (tc: r); bursts last about 1 / leave_bad packets",
+        "probability per packet of a transition from bad to good (tc: r); bursts last about 1 / leave_bad packets",
     ),
     ProfileKey("lost_in_bad", '`"100%"`', "share lost in the bad state (tc: 1-h)"),
     ProfileKey("lost_in_good", '`"0%"`', "share lost in the good state (tc: 1-k)"),
 )
 CHANGE = (
-    ProfileKey("at", "`15s`, to 24 h", "after the run's start"),
-    ProfileKey("rate", "as above", "from then on; what a change leaves out stays as it is", required=False),
-    ProfileKey("delay", "as above", "from then on", required=False),
-    ProfileKey("jitter", "as above", "from then on", required=False),
-    ProfileKey("loss", "as above", "from then on", required=False),
+    ProfileKey("at", "`15s`, to 24 h", "time after the start of the run"),
+    ProfileKey("rate", "as above", "new value; values that a change omits stay the same", required=False),
+    ProfileKey("delay", "as above", "new value", required=False),
+    ProfileKey("jitter", "as above", "new value", required=False),
+    ProfileKey("loss", "as above", "new value", required=False),
 )
 SLOT = (
-    ProfileKey("wait", "`2ms`, to `10s`", "shortest time from one burst to the next"),
-    ProfileKey("wait_max", "`8ms`, to `10s`", "longest; drawn uniformly between the two"),
-    ProfileKey("packets", "`16`, or 0", "most packets in a burst; 0: no such limit"),
-    ProfileKey("bytes", '`32kB`, or `"none"`', "most bytes in a burst"),
+    ProfileKey("wait", "`2ms`, to `10s`", "shortest interval between bursts"),
+    ProfileKey("wait_max", "`8ms`, to `10s`", "longest interval; uniform between the two"),
+    ProfileKey("packets", "`16`, or 0", "maximum packets per burst; 0: unlimited"),
+    ProfileKey("bytes", '`32kB`, or `"none"`', "maximum bytes per burst"),
 )
 TRACE = (
     ProfileKey(
         "file",
         '`"traces/lte-down.trace"`',
-        "beside the profile; mahimahi's format: a millisecond a line, good for 1500 bytes",
+        "path relative to the profile; mahimahi's format: a millisecond per line, worth 1500 bytes",
     ),
-    ProfileKey("loop", "`true` or `false`", "whether it begins again at its end; else `rate` holds from there on"),
-    ProfileKey("offset", "`5s`, whole milliseconds", "where in the trace the run begins"),
+    ProfileKey("loop", "`true` or `false`", "whether it repeats; if not, `rate` applies after its end"),
+    ProfileKey("offset", "`5s`, whole milliseconds", "position in the trace at the start of the run"),
 )
 
 
 def names(keys: tuple[ProfileKey, ...]) -> tuple[str, ...]:
-    """Return the keys' names, in order."""
+    """Return the names of the keys, in order."""
     return tuple(key.name for key in keys)

@@ -1,6 +1,6 @@
-"""Read one direction of a profile file into the fields of a Pipe. Every message names the key and what was found.
+"""Read one direction of a profile file into the fields of a Pipe. Every error names the key and its value.
 
-Units are read here; whether a number is in its range is the record's own affair (model.py).
+This module parses units; the record checks ranges (link_profile.py).
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from typing import Any, TypeVar
 
 from testbed import units
 from testbed.errors import SpecError, UnknownNameError
-from testbed.profiles import keys, trace
+from testbed.profiles import keys, rate_trace
 from testbed.profiles.keys import BY_JITTER, GILBERT_ELLIOTT, NONE, UNSHAPED, ProfileKey
 
 T = TypeVar("T")
 
 _RATE_AND_MEAN = 0.01
-"""The largest relative difference between a trace's mean and the rate that stands beside it."""
+"""Maximum relative difference between a trace's mean and the stated rate."""
 
 
 def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
     """Read the fields of a Pipe, or None where the direction is unshaped.
 
-    Its trace is looked for in `folder`. SpecError otherwise.
+    Traces are searched in `folder`. SpecError for invalid values.
     """
     if value == UNSHAPED:
         return None
     if not isinstance(value, dict):
-        raise SpecError(f"{side} must be a table or the word '{UNSHAPED}', found {value!r}")
-    table = _checked(f"[{side}]", value, keys.PIPE, "; a profile states every number")
+        raise SpecError(f"{side} must be a table or '{UNSHAPED}', found {value!r}")
+    table = _checked(f"[{side}]", value, keys.PIPE, "; a profile must set every value")
     reorder = table.get("reorder", NONE)
     pipe: dict[str, Any] = {
         **_read_varying(side, {"jitter": NONE, **table}),
         "reorder": 0.0 if reorder == BY_JITTER else _or_none(f"{side}.reorder", reorder, units.parse_fraction, 0.0),
         "jitter_reorders": reorder == BY_JITTER,
         "duplicate": _or_none(f"{side}.duplicate", table.get("duplicate", NONE), units.parse_fraction, 0.0),
+        "queue": None if (queue := table.get("queue", NONE)) == NONE else queue,
         "slot": _read_slot(f"{side}.slot", table.get("slot", NONE)),
         "seed": table["seed"],
     }
@@ -46,7 +47,7 @@ def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
 
 
 def _checked(where: str, table: dict[str, Any], known: tuple[ProfileKey, ...], hint: str = "") -> dict[str, Any]:
-    """Return the table if it has all required keys and no unknown one."""
+    """Return the table after checking that it has all required keys and no unknown ones."""
     for name in table:
         if name not in keys.names(known):
             raise UnknownNameError(f"key of {where}", name, keys.names(known))
@@ -74,7 +75,7 @@ def _or_none(key: str, value: object, parse: Callable[[object], T], none: T) -> 
 
 
 def _rate(text: object) -> int:
-    """Read a rate that both engines can keep: netem counts in bytes per second, so the relay does too."""
+    """Parse a rate that both engines can represent: netem counts in bytes per second, so the relay does too."""
     if (rate := units.parse_rate(text)) % 8:
         below = rate // 8 * 8
         near = " or ".join(units.write_rate(rate) for rate in (below, below + 8) if rate)
@@ -83,7 +84,7 @@ def _rate(text: object) -> int:
 
 
 def _buffer(text: object, rate_bps: int) -> int:
-    """Read a buffer in bytes; a time means what the rate carries in it."""
+    """Parse a buffer into bytes; a time is multiplied by the rate."""
     try:
         return units.parse_size(text)
     except SpecError:
@@ -95,9 +96,9 @@ def _buffer(text: object, rate_bps: int) -> int:
 
 
 def _read_loss(key: str, value: object) -> dict[str, Any] | None:
-    """Read a loss model.
+    """Parse a loss model.
 
-    A table states all four numbers of Gilbert and Elliott, because tools differ in their defaults.
+    A table must set all four numbers of Gilbert and Elliott, because tools differ in their defaults.
     """
     if value == NONE:
         return None
@@ -129,7 +130,7 @@ def _read_schedule(side: str, table: Mapping[str, Any]) -> dict[str, Any] | None
     asked, repeat = table.get("schedule", NONE), table.get("repeat", NONE)
     if asked == NONE:
         if repeat != NONE:
-            raise SpecError(f"{side}.repeat has no meaning without {side}.schedule; remove it, or state changes")
+            raise SpecError(f"{side}.repeat needs {side}.schedule; remove it, or add a schedule")
         return None
     if not isinstance(asked, list) or not asked:
         raise SpecError(
@@ -141,7 +142,7 @@ def _read_schedule(side: str, table: Mapping[str, Any]) -> dict[str, Any] | None
         key = f"{side}.schedule[{number}]"
         change = _table(key, entry, keys.CHANGE)
         if len(change) == 1:
-            raise SpecError(f"{key} changes nothing; it may state {', '.join(keys.names(keys.CHANGE)[1:])}")
+            raise SpecError(f"{key} changes nothing; set at least one of {', '.join(keys.names(keys.CHANGE)[1:])}")
         held |= _read_varying(key, change)
         changes.append({"at_ns": _read(f"{key}.at", change["at"], units.parse_time), **held})
     repeat_ns = None if repeat == NONE else _read(f"{side}.repeat", repeat, units.parse_time)
@@ -149,7 +150,7 @@ def _read_schedule(side: str, table: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def _read_varying(key: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Read those numbers that a schedule may change and that the table states."""
+    """Parse the values of a table that a schedule may change."""
     numbers: dict[str, Any] = {}
     if "rate" in table:
         numbers["rate_bps"] = _read(f"{key}.rate", table["rate"], _rate)
@@ -174,12 +175,12 @@ def _read_trace(side: str, value: object, folder: Path, rate_bps: int) -> dict[s
     offset_ns = _read(f"{key}.offset", table["offset"], units.parse_time)
     if offset_ns % 1_000_000:
         raise SpecError(f"{key}.offset: {table['offset']!r} is not a whole number of milliseconds, a trace's unit")
-    read = _read(f"{key}.file", table["file"], lambda file: trace.read_trace(folder / str(file)))
-    mean = trace.mean_rate_bps(read.times)
+    read = _read(f"{key}.file", table["file"], lambda file: rate_trace.read_trace(folder / str(file)))
+    mean = rate_trace.mean_rate_bps(read.times)
     if abs(mean - rate_bps) > _RATE_AND_MEAN * rate_bps:
         raise SpecError(
             f"{side}.rate is {units.format_rate(rate_bps)}, but the trace {table['file']} carries "
-            f"{units.format_rate(mean)} on average; state that: it is the rate that holds while the link is certified"
+            f"{units.format_rate(mean)} on average; set that rate, which applies while the link is certified"
         )
     return {
         "file": table["file"],

@@ -1,4 +1,4 @@
-"""Write a profile as a file that reads back as the same profile: every key stated, every number resolved."""
+"""Write a profile as a file that reads back as the same profile, with every key set and every number resolved."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from testbed.profiles.loss import GilbertElliott
 
 
 def write_profile(profile: LinkProfile) -> str:
-    """Write what `loading.read_profile` reads back, except for the name, which is the file's, and for comments."""
+    """Return text that `loading.read_profile` reads back, except for the name, which is the file's, and comments."""
     whole = ("summary", "source", "layer", "mtu", "congestion_control", "slow_start_after_idle")
     head = {name: getattr(profile, name) for name in whole}
+    head |= {"background": [flow.text for flow in profile.background]} if profile.background else {}
     text = _lines(head | {side: UNSHAPED for side in LINK_DIRECTIONS if profile.pipe(side) is None})
     for side in LINK_DIRECTIONS:
         if pipe := profile.pipe(side):
@@ -35,6 +36,7 @@ def _pipe(pipe: Pipe) -> dict[str, Any]:
         "seed": pipe.seed,
         "reorder": BY_JITTER if pipe.jitter_reorders else _share(pipe.reorder),
         "duplicate": _share(pipe.duplicate),
+        "queue": pipe.queue or NONE,
         "slot": slot
         and {
             "wait": units.write_time(slot.wait_ns),

@@ -1,6 +1,4 @@
-"""Link profiles in tables: what one line says about a profile, and the README of a folder of profiles, drawn from its
-files.
-"""
+"""Link profiles in tables: a profile in one row, and the README of a folder of profiles, generated from its files."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from testbed.profiles import keys, trace, trace_sources
+from testbed.profiles import keys, rate_trace, trace_sources
 from testbed.profiles.keys import ProfileKey
 from testbed.profiles.link_profile import LinkProfile, Pipe
 from testbed.profiles.loading import read_profile
@@ -19,7 +17,7 @@ _TEMPLATE = Path(__file__).with_name("profiles_page.md.j2")
 
 
 class ProfileLine(NamedTuple):
-    """A profile in a table. Rates in Mbit/s, times in ms, shares in percent; '-' where a direction is unshaped."""
+    """A profile's row in a table. Rates in Mbit/s, times in ms, shares in percent; '-' for an unshaped direction."""
 
     name: str
     up: str
@@ -33,7 +31,7 @@ class ProfileLine(NamedTuple):
 
 
 def profile_line(profile: LinkProfile) -> ProfileLine:
-    """Sum a profile up in one line of a table."""
+    """Summarise a profile as one row of a table."""
     pipes = profile.pipes
     kinds = {"schedule" if pipe.schedule else "trace" for pipe in pipes if pipe.varies}
     return ProfileLine(
@@ -53,7 +51,7 @@ def _megabits(pipe: Pipe | None) -> str:
 
 
 def draw_profiles_page(folder: Path) -> str:
-    """Draw the README of the profiles in a folder. SpecError where one of them cannot be read."""
+    """Generate the README of a folder of profiles. SpecError for a profile that cannot be read."""
     profiles = [read_profile(path) for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)]
     sources: dict[str, list[str]] = {}
     for profile in profiles:
@@ -67,12 +65,12 @@ def draw_profiles_page(folder: Path) -> str:
         keys=keys,
         made=_made(folder),
         step_ms=TRACE_STEP_MS,
-        packet_bytes=trace.OPPORTUNITY_BYTES,
+        packet_bytes=rate_trace.OPPORTUNITY_BYTES,
     )
 
 
 def fill_template(path: Path, **known: Any) -> str:
-    """Fill a page's template; a name that is not known is an error."""
+    """Fill a page's template; an unknown name is an error."""
     text = path.read_text(encoding="utf8")
     template = jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     return str(template.render(known))
@@ -103,7 +101,7 @@ def _profile_table(profiles: list[LinkProfile]) -> str:
             "varies",
             "TCP",
             "buffer up, down ms",
-            "what it is",
+            "description",
         ),
         *((*line[:7], _buffers(profile), line.summary) for profile, line in zip(profiles, lines, strict=True)),
     )
@@ -116,7 +114,7 @@ def _buffers(profile: LinkProfile) -> str:
 def _made(folder: Path) -> str:
     rows = []
     for file, recipe in trace_sources.read_recipes(folder / "traces").items():
-        times = trace.read_trace(folder / "traces" / file).times
-        length, mean = f"{times[-1] / 1000:g} s", f"{trace.mean_rate_bps(times) / 1e6:.2f}"
+        times = rate_trace.read_trace(folder / "traces" / file).times
+        length, mean = f"{times[-1] / 1000:g} s", f"{rate_trace.mean_rate_bps(times) / 1e6:.2f}"
         rows.append((f"`traces/{file}`", length, mean, f"`{recipe.command(f'{folder.name}/traces/{file}')}`"))
-    return _table(("trace", "length", "mean Mbit/s", "made by"), *rows) if rows else "There is none here."
+    return _table(("trace", "length", "mean Mbit/s", "made by"), *rows) if rows else "This folder has none."

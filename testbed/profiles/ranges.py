@@ -1,6 +1,6 @@
 """The ranges of a profile's numbers.
 
-A refusal speaks in the units that files write: `8kbit to 100Gbit`, not `>= 8000`.
+Errors use the units of profile files: `8kbit to 100Gbit`, not `>= 8000`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed import units
 def within(
     low: float, high: float, text: Callable[[float], str], *, low_open: bool = False, high_open: bool = False
 ) -> AfterValidator:
-    """Make a check whose refusal uses the units that files write. An open end does not itself belong to the range."""
+    """Make a range check whose error uses the units of profile files. Open ends are excluded from the range."""
 
     def check(value: float) -> float:
         if (value > low if low_open else value >= low) and (value < high if high_open else value <= high):
@@ -35,7 +35,7 @@ def _bytes(count: float) -> str:
 def _is_congestion_control(name: str) -> str:
     if not re.fullmatch("[a-z0-9_]{1,15}", name, re.ASCII):
         raise ValueError(
-            f"{name!r} does not name a TCP congestion control; write it as Linux does, for example 'cubic' or 'bbr'"
+            f"{name!r} is not a TCP congestion control; use a name that Linux knows, for example 'cubic' or 'bbr'"
         )
     return name
 
@@ -50,9 +50,8 @@ PeriodNs = Annotated[int, within(1, LONGEST_NS, units.write_time)]
 BufferBytes = Annotated[int, within(1, 10_000_000_000, units.write_size)]
 Share = Annotated[float, within(0, 1, units.write_fraction)]
 ShareBelowAll = Annotated[float, within(0, 1, units.write_fraction, high_open=True)]
-SomeShare = Annotated[float, within(0, 1, units.write_fraction, low_open=True, high_open=True)]
 Chance = Annotated[float, within(0, 1, units.write_fraction, low_open=True)]
-"""A probability of something that must happen now and then."""
+"""A non-zero probability."""
 Count = Annotated[int, Field(strict=True), within(0, 2**31 - 1, str)]
 Seed = Annotated[int, Field(strict=True), within(0, 2**63 - 1, str)]
 WaitNs = Annotated[int, within(1, 10_000_000_000, units.write_time)]

@@ -1,8 +1,8 @@
-"""Where traces come from: generated from a seed, or converted from a CSV file of rates.
+"""Sources of traces: generated from a seed, or converted from a CSV file of rates.
 
-Generated traces are the same bytes on every machine: only random.Random.random() is drawn from, whose sequence Python
-promises for a seed, and everything else is integer arithmetic. A kind says how the rate moves, in weights around its
-mean; they are scaled so that the trace carries the mean asked for. No recording of anybody's network is shipped.
+Generated traces are the same bytes on every machine: they use only random.Random.random(), whose sequence Python
+guarantees for a seed, and integer arithmetic. A kind describes the rate as weights around its mean, which are scaled so
+that the trace has the requested mean. No recordings of real networks are shipped.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from testbed import units
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Frozen, explain, read_toml
 from testbed.profiles.ranges import RateBps, Seed, within
-from testbed.profiles.trace import trace_from_rates
+from testbed.profiles.rate_trace import trace_from_rates
 
 _Weights = list[tuple[int, int]]
 """(duration in ms, rate in any unit)."""
 
 
 class TraceKind(NamedTuple):
-    """How the rate of a generated trace moves."""
+    """The rate model of a generated trace."""
 
     what: str
-    """A description for people."""
+    """A description for users."""
     weights: Callable[[random.Random, int], _Weights]
     """Called with the generator and the trace's length in ms."""
 
@@ -48,14 +48,14 @@ _CELL_MOVES = 0.25
 def _cellular(draw: random.Random, length_ms: int) -> _Weights:
     """Draw a Markov-modulated rate.
 
-    Its levels span 1:8. netem times a packet when it enters, so a deeper fade would last too long.
+    Its levels span 1:8. A deeper fade stops a job instead of slowing it.
     """
     level = len(_CELL_LEVELS) // 2
     weights: _Weights = []
     for begin in range(0, length_ms, _CELL_MS):
         weights.append((min(_CELL_MS, length_ms - begin), _CELL_LEVELS[level]))
         chance = draw.random()
-        # One level up or down with equal chances; at either end there is only one way to go.
+        # One level up or down with equal probability; at either end only inwards.
         if chance < _CELL_MOVES:
             level += 1 if level == 0 or (chance < _CELL_MOVES / 2 and level < len(_CELL_LEVELS) - 1) else -1
     return weights
@@ -68,7 +68,7 @@ _BEAM_MS = 1_000
 
 
 def _starlink(draw: random.Random, length_ms: int) -> _Weights:
-    """Give every satellite a rate of its own, 60 % to 140 %, that wavers by a tenth from second to second."""
+    """Give every satellite its own rate, 60 % to 140 %, that varies by a tenth from second to second."""
     weights: _Weights = []
     for begin in range(0, length_ms, _GRID_MS):
         satellite = 60 + int(draw.random() * 81)
@@ -87,12 +87,12 @@ KINDS: dict[str, TraceKind] = {
     "constant": TraceKind("one rate throughout", _constant),
     "cellular": TraceKind(
         f"a Markov chain over {len(_CELL_LEVELS)} rates, the highest {_CELL_LEVELS[-1] // _CELL_LEVELS[0]} times the "
-        f"lowest; every {_CELL_MS} ms it moves one step with a chance of {_CELL_MOVES:.0%}",
+        f"lowest; every {_CELL_MS} ms it moves one level with probability {_CELL_MOVES:.0%}",
         _cellular,
     ),
     "starlink": TraceKind(
-        f"a new satellite every {_GRID_MS // 1000} s with a rate of its own (60 % to 140 %, and a tenth of that from "
-        f"second to second), and {_HANDOVER} % for {_HANDOVER_MS} ms at each change",
+        f"a new satellite every {_GRID_MS // 1000} s with its own rate (60 % to 140 %, varying by a tenth from second "
+        f"to second), and {_HANDOVER} % for {_HANDOVER_MS} ms at each change",
         _starlink,
     ),
 }
@@ -105,7 +105,7 @@ def _kind_named(name: str) -> TraceKind:
 
 
 class TraceRecipe(Frozen):
-    """What a generated trace is made from."""
+    """The parameters of a generated trace."""
 
     kind: str
     """One of KINDS."""
@@ -116,7 +116,7 @@ class TraceRecipe(Frozen):
     def make(self) -> tuple[int, ...]:
         """Make the trace: its opportunities in ms.
 
-        UnknownNameError for the kind; SpecError for no packet, or too many.
+        UnknownNameError for an unknown kind; SpecError for no packet, or too many.
         """
         length_ms = self.seconds * 1000
         weights = _kind_named(self.kind).weights(random.Random(self.seed), length_ms)
@@ -132,9 +132,9 @@ class TraceRecipe(Frozen):
 
 
 def checked_recipe(where: str, *, kind: object, seed: object, seconds: object, mean_rate: object) -> TraceRecipe:
-    """Check a recipe whose `mean_rate` is written as in files.
+    """Check a recipe with `mean_rate` in the notation of files.
 
-    SpecError, which starts with `where`, or UnknownNameError.
+    SpecError that starts with `where`, or UnknownNameError.
     """
     content = {"kind": kind, "seed": seed, "seconds": seconds, "mean_rate_bps": units.parse_rate(mean_rate)}
     try:
@@ -146,7 +146,7 @@ def checked_recipe(where: str, *, kind: object, seed: object, seconds: object, m
 
 
 def read_recipes(folder: Path) -> dict[str, TraceRecipe]:
-    """Read, by file name, how the traces of a folder were made, as its made.toml says; empty where there is none."""
+    """Read the recipes of a folder's traces from its made.toml, by file name; empty without that file."""
     path = folder / "made.toml"
     if not path.is_file():
         return {}
@@ -162,9 +162,9 @@ def read_recipes(folder: Path) -> dict[str, TraceRecipe]:
 
 
 TIME_UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-"""The units that times in a CSV file may have, in ms."""
+"""Units of times in a CSV file, in ms."""
 RATE_UNITS_BPS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9, "B/s": 8.0, "kB/s": 8e3, "MB/s": 8e6}
-"""The units that rates in a CSV file may have, in bits per second."""
+"""Units of rates in a CSV file, in bits per second."""
 _HIGHEST_BPS = 100e9
 
 
@@ -173,8 +173,8 @@ def trace_from_csv(
 ) -> tuple[int, ...]:
     """Convert a CSV file with a header: each row's rate holds until the next row's time.
 
-    Times count from the first row's; the last row only says where the trace ends. SpecError, which starts with `where`,
-    names the line that is wrong; UnknownNameError names a column or unit that is not there.
+    Times count from the first row's; the last row only marks the trace's end. SpecError that starts with `where` and
+    names the faulty line; UnknownNameError for an unknown column or unit.
     """
     for kind, unit, known in (("unit of time", time_unit, TIME_UNITS_MS), ("unit of rate", rate_unit, RATE_UNITS_BPS)):
         if unit not in known:
@@ -189,6 +189,8 @@ def trace_from_csv(
             line = f"{where}, line {reader.line_num}"
             time = _number(row[time_column], line, time_column) * TIME_UNITS_MS[time_unit]
             rate = _number(row[rate_column], line, rate_column) * RATE_UNITS_BPS[rate_unit]
+            if not math.isfinite(time):
+                raise SpecError(f"{line}: {time_column} {row[time_column]!r} is too large; is its unit {time_unit}?")
             if not 0 <= rate <= _HIGHEST_BPS:
                 raise SpecError(
                     f"{line}: {rate_column} {row[rate_column]!r} is not a rate of 0 to 100 Gbit/s; is its unit "
@@ -196,13 +198,13 @@ def trace_from_csv(
                 )
             if points and time <= points[-1][0]:
                 raise SpecError(
-                    f"{line}: {time_column} {row[time_column]!r} is not later than in the row before it; sort the rows"
+                    f"{line}: {time_column} {row[time_column]!r} is not later than in the previous row; sort the rows"
                 )
             points.append((time, round(rate)))
     except csv.Error as error:
         raise SpecError(f"{where}, after line {reader.line_num}: {error}") from None
     if len(points) < 2:
-        raise SpecError(f"{where} has {len(points)} rows; it needs two: the last one only says where the trace ends")
+        raise SpecError(f"{where} has {len(points)} rows but needs two: the last one only marks the trace's end")
     first = points[0][0]
     edges = [round(time - first) for time, _ in points]
     steps = [(end - begin, rate) for (begin, end), (_, rate) in zip(pairwise(edges), points[:-1], strict=True)]

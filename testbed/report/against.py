@@ -1,4 +1,4 @@
-"""A page that shows two result folders side by side: what became faster or slower, and what else differs."""
+"""A page that compares two result folders: which runs became faster or slower, and what else differs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.report.settings import flat
 from testbed.report.templates import write_page
 
 _SAME_S = 1e-12
-"""Steps that are closer than this, as a share, are the same: sums of nanoseconds as floating-point numbers."""
+"""Relative difference below which steps are equal: they are sums of nanoseconds as floating-point numbers."""
 
 
 class _Row(NamedTuple):
@@ -26,22 +26,22 @@ class _Row(NamedTuple):
     network: str
     codec: str
     equal: str
-    """cell: both have the same cell; name: only network and codec agree."""
+    """cell: both have the same cell; name: only network and codec are equal."""
     shown: tuple[Shown, ...]
     ratio: float | None
-    """Their step over ours; None where either has none."""
+    """Ratio of their step to ours; None if either has none."""
     certain: bool
 
 
 def _groups(folder: Path) -> list[Group]:
     groups = collect.groups(collect.read_runs(collect.latest(folder, results.last_sweep(folder).cells)))
     if not groups:
-        raise ResultsError(f"{folder} holds no run of its last sweep, so there is nothing to compare; run it again")
+        raise ResultsError(f"{folder} has no run of its last sweep, so there is nothing to compare; run it again")
     return groups
 
 
 def _entries(groups: Iterable[Group]) -> list[tuple[str, str, Entry]]:
-    """Return (label of the group, network, entry) of every entry that is finished."""
+    """Return (label of the group, network, entry) of every finished entry."""
     places = [(group, network) for group in groups for network in group.networks]
     return [(group.label, network, entry) for group, network in places for entry in group.finished(network)]
 
@@ -49,8 +49,8 @@ def _entries(groups: Iterable[Group]) -> list[tuple[str, str, Entry]]:
 def write_against(ours: Path, theirs: Path) -> Path:
     """Write the page `against-NAME.html` into the first of two result folders; return it.
 
-    Entries are matched by their cells, which are the same where everything that was asked for is; else by network and
-    codec, where each folder has one such entry. ResultsError where nothing matches.
+    Entries are matched by cell, or otherwise by network and codec, if each folder has one such entry. ResultsError if
+    nothing matches.
     """
     left, right = _entries(_groups(ours)), _entries(_groups(theirs))
     by_cell = {cell_id: entry for _, _, entry in right for cell_id in entry.cell_ids}
@@ -79,7 +79,7 @@ def write_against(ours: Path, theirs: Path) -> Path:
                 for seen, value in zip(differing.setdefault(setting, (set(), set())), values, strict=True):
                     seen.add(value)
     if not rows:
-        raise ResultsError(f"no cell of {ours} has its like in {theirs}: no network and codec that both have")
+        raise ResultsError(f"no cell of {ours} matches one of {theirs}: they share no network and codec")
     lost = [f"{entry.cell.codec} over {network}" for _, network, entry in right if id(entry) not in matched]
     names = _names(ours, theirs)
     return write_page(
@@ -97,7 +97,7 @@ def write_against(ours: Path, theirs: Path) -> Path:
 
 
 def _names(ours: Path, theirs: Path) -> tuple[str, str]:
-    """Return a name for each: its folder's, with that of the folder around it where both have the same."""
+    """Return a name for each folder: its own, prefixed by its parent's if both are equal."""
     left, right = ours.resolve(), theirs.resolve()
     if left.name != right.name:
         return left.name, right.name
@@ -141,8 +141,8 @@ def _sentences(rows: list[_Row], names: tuple[str, str], alone: list[str], lost:
     slower = [row for row in timed if row.certain and (row.ratio or 1) < 1]
     said = [
         f"{len(rows)} pairs, {sum(row.equal == 'cell' for row in rows)} of them of the same cell: {names[0]} is faster "
-        f"in {len(faster)}, slower in {len(slower)}, and in {len(timed) - len(faster) - len(slower)} the two are the "
-        "same or not separable."
+        f"in {len(faster)}, slower in {len(slower)}, and equal or not separable in "
+        f"{len(timed) - len(faster) - len(slower)}."
     ]
     for several, pick, word in ((faster, max, "Most faster"), (slower, min, "Most slower")):
         if several:

@@ -1,4 +1,4 @@
-"""Figures of bars: where the time of a step goes, the bytes that it moves, and its efficiency."""
+"""Bar charts of a step: the breakdown of its time, its bytes, and its efficiency."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from testbed.report.style import INK, MUTED, PAPER, Look
 _PARTS = (
     ("compute", 1.0, "compute"),
     ("encode and decode", 0.62, "encode, decode"),
-    ("wire", 0.36, "wire: input on its way"),
+    ("wire", 0.36, "wire: input in flight"),
     ("wait", 0.14, "wait: for another stage"),
 )
-"""Name, opacity in the codec's colour, and what it means for the legend, in the order of Split's fields."""
+"""Name, opacity in the codec's colour, and legend text, in the order of Split's fields."""
 _REFERENCE: Any = {"color": INK, "ls": (0, (2, 2)), "lw": 1.2}
-"""The look of the line that bars are compared with."""
+"""Style of the reference line."""
 _SLIVER = 0.02
-"""Encoding and decoding that are a smaller share of the axis than this are too thin to see, so they are written."""
+"""Share of the axis below which encoding and decoding are too thin to see, and are written as text."""
 _LONGEST_NAME = 20
 _ROOM_FOR_NUMBERS = 1.5
-"""The length of an axis relative to its longest bar."""
+"""Length of an axis relative to its longest bar."""
 
 
 def _panels(group: Group, title: str, legend: Sequence[Handle], foot: str) -> tuple[Figure, dict[str, Axes]]:
@@ -60,7 +60,7 @@ def _panels(group: Group, title: str, legend: Sequence[Handle], foot: str) -> tu
 
 
 def _bars(group: Group, network: str, axes: Axes, number: str) -> Iterator[tuple[int, Entry]]:
-    """Yield the row and the entry of each bar of a panel: of what has this number of Summary. Others are said to lack
+    """Yield the row and the entry of each bar of a panel, if it has this number of Summary; label the others as lacking
     it.
     """
     for y, codec in enumerate(group.codecs):
@@ -81,7 +81,7 @@ def _bar(
     *,
     hollow: bool,
 ) -> None:
-    """Draw a stacked bar from 0; `ends` are where its parts end, `words` what each says when it is pointed at."""
+    """Draw a stacked bar from 0; `ends`: the ends of its parts, `words`: their tooltips."""
     for (begin, end), opacity, said in zip(pairwise((0.0, *ends)), opacities, words, strict=True):
         if end <= begin:
             continue
@@ -97,7 +97,7 @@ def _bar(
 
 
 def _number(axes: Axes, y: int, x: float, text: str, small: str = "") -> None:
-    """Write words behind a bar, and smaller ones below them."""
+    """Write text behind a bar, and smaller text below it."""
     how: dict[str, Any] = {"va": "center", "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}}
     note(axes, text, (x, y), (6, 4 if small else 0), size=8.5, **how)
     if small:
@@ -105,13 +105,13 @@ def _number(axes: Axes, y: int, x: float, text: str, small: str = "") -> None:
 
 
 def _longest(entry: Entry) -> float:
-    """Return an entry's step, its ideal or the end of its interval, in seconds: what lies furthest right."""
+    """Return the maximum of an entry's step, its ideal and the end of its interval, in seconds."""
     summary = entry.measured
     return max(summary.step_s or 0.0, summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
 
 
 def step_time(group: Group, foot: str) -> Drawing:
-    """Draw where the time of a step goes, one panel per network."""
+    """Draw the breakdown of the step time, one panel per network."""
     looks, title = group_looks(group), step_finding(group)
     legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=meant) for _, opacity, meant in _PARTS]
     legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
@@ -120,7 +120,7 @@ def step_time(group: Group, foot: str) -> Drawing:
     )
     unit, name = (1.0, "s") if max(lengths.values()) >= 10 else (1e3, "ms")
     if not shared:
-        foot = f"Each panel has a time axis of its own, from 0. {foot}"
+        foot = f"Each panel has its own time axis, from 0. {foot}"
     figure, panels = _panels(group, title, legend, foot)
     for network, axes in panels.items():
         end = _ROOM_FOR_NUMBERS * (lengths[network] or 1.0) * unit
@@ -130,10 +130,10 @@ def step_time(group: Group, foot: str) -> Drawing:
         axes.set_xlabel(f"median step, {name}")
     caption = (
         "Bar: the median step with its 95 % interval, and in brackets the speed-up over fp32 (~: not separable); its "
-        "parts are the shares of all measured steps, averaged over the stages. Wire: an input was waited for while it "
-        "was on its way. Wait: the input had not been sent yet, or other stages had not reached the end of the step. "
-        "Small print behind a bar: what encoding and decoding take where that is too thin to see. Upright line: the "
-        "ideal step, which the same compute and bytes would take if the links did exactly what the profile says."
+        "parts are the shares of all measured steps, averaged over the stages. Wire: waiting for an input in flight. "
+        "Wait: waiting for an input that was not sent yet, or for other stages at the end of the step. Small print "
+        "behind a bar: encoding and decoding, if too thin to see. Vertical line: the ideal step, with the same compute "
+        "and bytes over links that match their profile exactly."
         f"{_overruns(group)}"
     )
     return Drawing("step-time", title, caption, figure)
@@ -160,12 +160,12 @@ def _step_bar(
     gain = tables.gain(group, network, entry)
     text = f"{numbers.three(ends[-1])} {name}" + ("" if gain == numbers.MISSING else f"  ({gain})")
     text += f" {tables.NOTED}" if entry.overruns > OVERRUNS else ""
-    small = f"of which codec {numbers.seconds(parts[1])}" if 0 < parts[1] * unit < _SLIVER * end else ""
+    small = f"codec {numbers.seconds(parts[1])}" if 0 < parts[1] * unit < _SLIVER * end else ""
     _number(axes, y, max(ends[-1], _longest(entry) * unit), text, small)
 
 
 def _overruns(group: Group) -> str:
-    """Name the codecs whose maths was too slow for the emulated device, for a caption; empty where none was."""
+    """Name the codecs whose maths was too slow for the emulated device, for a caption; empty if there are none."""
     late = [f"{entry.name} ({entry.overruns:.1%})" for entry in group.entries if entry.overruns > OVERRUNS]
     return f" {tables.NOTED} Actions that overran the emulated device: {', '.join(late)}." if late else ""
 
@@ -203,14 +203,14 @@ def bytes_per_step(group: Group, foot: str) -> Drawing:
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"{name} per step, all stages")
     caption = (
-        "Means over the measured steps; all stages, both directions. The number is what the interface counters saw; "
-        "in brackets the compression ratio, raw fp32 tensors to payload. All panels have the same axis, from 0."
+        "Means over the measured steps; all stages, both directions. The number is from the interface counters; in "
+        "brackets the compression ratio, raw fp32 tensors to payload. All panels have the same axis, from 0."
     )
     return Drawing("bytes", title, caption, figure)
 
 
 def efficiency(group: Group, foot: str) -> Drawing:
-    """Draw how near each median step is to what physics allows, one panel per network."""
+    """Draw the efficiency of each median step, relative to the physical limit, one panel per network."""
     looks, title = group_looks(group), efficiency_finding(group)
     figure, panels = _panels(group, title, [Line2D([], [], **_REFERENCE, label="the ideal")], foot)
     for network, axes in panels.items():
@@ -224,8 +224,8 @@ def efficiency(group: Group, foot: str) -> Drawing:
         axes.set_xlim(0, 1.28)
         axes.set_xlabel("ideal / measured")
     caption = (
-        "Median of the steps' own ratios. The ideal is the critical path of the schedule, from the compute and codec "
-        "times that were measured, the bytes that were sent, and the rate and delay that the profile asks for. The "
-        "gap to 1 is TCP, packet loss and host overhead."
+        "Median of the ratios of the steps. The ideal is the critical path of the schedule, from the measured compute "
+        "and codec times, the bytes sent, and the profile's rate and delay. The gap to 1 is TCP, packet loss and host "
+        "overhead."
     )
     return Drawing("efficiency", title, caption, figure)

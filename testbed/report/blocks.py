@@ -1,6 +1,6 @@
 """Generated blocks of a Markdown page: the lines between `<!-- generated: NAME -->` and `<!-- end -->`.
 
-The rest of the page is written by hand. Each comment stands on a line of its own.
+The rest of the page is written by hand. Each comment is on a separate line.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ _END = "<!-- end -->"
 
 
 def parse_blocks(page: str, where: str) -> dict[str, str]:
-    """Return the text of each block of a page by its name, without the line break at its end.
+    """Return the text of each block of a page by its name, without its final line break.
 
-    SpecError for a block that is not closed, is inside another, or has a name that stands twice; it names `where`.
+    SpecError, naming `where`, for a block that is not closed, is nested, or has a duplicate name.
     """
     return {name: text for name, text in _parts(page, where) if name}
 
 
 def outside_blocks(page: str, where: str) -> str:
-    """Return what of a page was written by hand. SpecError as in `parse_blocks`."""
+    """Return the handwritten parts of a page. SpecError as in `parse_blocks`."""
     return "\n".join(text for name, text in _parts(page, where) if not name)
 
 
 def fill_blocks(page: str, blocks: Mapping[str, str], where: str) -> str:
-    """Return a page with the text of its blocks replaced. SpecError for one that `blocks` lacks, and as in
+    """Return a page with the text of its blocks replaced. SpecError for a block that `blocks` lacks, and as in
     `parse_blocks`.
 
-    What `blocks` holds besides is left out: `write_blocks` refuses it.
+    Further entries of `blocks` are ignored; `write_blocks` rejects them.
     """
     if missing := [name for name in parse_blocks(page, where) if name not in blocks]:
         raise SpecError(
-            f"{where} has the block {missing[0]!r}, which nothing makes; known: {', '.join(sorted(blocks))}"
+            f"{where} has the block {missing[0]!r}, but no program generates it; known: {', '.join(sorted(blocks))}"
         )
     if bad := [name for name, text in blocks.items() if any(map(_is_mark, text.split("\n")))]:
         raise ValueError(f"block {bad[0]!r} contains a line that begins or ends a block")
@@ -54,7 +54,7 @@ def read_blocks(readme: Path) -> dict[str, str]:
 
 
 def write_blocks(readme: Path, blocks: Mapping[str, str]) -> None:
-    """Put the blocks into a file, which must have a place for each and for no other. SpecError where it has not."""
+    """Write the blocks to a file, which must have exactly these blocks. SpecError otherwise."""
     page = readme.read_text(encoding="utf8")
     filled = fill_blocks(page, blocks, str(readme))
     if absent := blocks.keys() - parse_blocks(page, str(readme)).keys():
@@ -66,7 +66,7 @@ def write_blocks(readme: Path, blocks: Mapping[str, str]) -> None:
 
 
 def _parts(page: str, where: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of a page's parts in their order; the name is empty for what was written by hand."""
+    """Yield (name, text) of a page's parts in order; the name of a handwritten part is empty."""
     name, lines, seen = "", list[str](), set[str]()
     for number, line in enumerate(page.split("\n"), 1):
         begin = _BEGIN.fullmatch(line)

@@ -1,6 +1,6 @@
-"""The frame of every figure: the finding and the legend on top, panels in a grid, a line or two of small print below.
+"""The layout of every figure: the finding and the legend on top, panels in a grid, a line or two of small print below.
 
-Matplotlib's constrained layout gives labels and titles the room that they need, so that nothing collides.
+Matplotlib's constrained layout reserves space for labels and titles, so that nothing collides.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from testbed.report.style import INK, MUTED, PAPER, Look, looks
 Handle = Line2D | Patch
 WIDTH = 10.0
 _LEGEND_CHARACTERS = 125
-"""Characters of the legend that fit side by side above the panels."""
+"""Number of legend characters that fit above the panels."""
 _FINDING_CHARACTERS = 100
 _FOOT_CHARACTERS = 160
-"""Characters of the finding, and of the small print, that fit on a line."""
+"""Number of characters of the finding, and of the small print, that fit on a line."""
 _PANEL_CHARACTERS = 156
-"""Small characters that fit above all panels of a row."""
+"""Number of small characters that fit above all panels of a row."""
 _TITLE_CHARACTERS = 114
-"""Title characters that fit above all panels of a row."""
+"""Number of title characters that fit above all panels of a row."""
 _FINDING_LINE, _LEGEND_LINE, _FOOT_LINE = 0.24, 0.22, 0.14
 """Heights of lines, in inches."""
 _ROW_EXTRA = 0.78
-"""What stands above and below a panel: its title, ticks and the name of its axis, in inches."""
+"""Height of a panel's title, ticks and axis label, in inches."""
 _APART = 8
-"""Panels share a time axis where what the longest shows lasts at most this many times what the shortest does."""
+"""Largest ratio of the panels' time ranges for which they share a time axis."""
 HOLLOW_DASH = (0, (3, 2))
 _HOVER = "hover: "
 _HOVERED = re.compile(rb'<g id="hover: ([^"]*)">')
@@ -54,12 +54,12 @@ _NO_DATE: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": Non
 
 
 class Drawing(NamedTuple):
-    """A figure, and what is said about it."""
+    """A figure with its title and caption."""
 
     name: str
     """The stem of its files."""
     title: str
-    """What it shows, in a sentence."""
+    """Its finding, in a sentence."""
     caption: str
     """How to read it."""
     figure: Figure
@@ -72,15 +72,15 @@ def group_looks(group: Group) -> dict[str, Look]:
 
 
 def hollow_words(group: Group) -> str:
-    """Say for the legend why something is drawn hollow; empty where nothing is."""
+    """Return the legend text that explains hollow marks; empty if there are none."""
     finished = [entry for entry in group.entries if entry.ok]
-    found = {entry.doubt for entry in finished}
-    reasons = [doubt for doubt in ("not certified", "overruns", "contended") if doubt in found]
+    doubts = {entry.doubt for entry in finished}
+    reasons = [doubt for doubt in ("not certified", "overruns", "contended") if doubt in doubts]
     return f"hollow: {', '.join(reasons)}" if reasons else ""
 
 
 def hollow_patches(group: Group) -> list[Handle]:
-    """Return what the legend says about hollow bars, and about codecs that are negative controls."""
+    """Return the legend entries for hollow bars, and for negative controls."""
     words = hollow_words(group)
     patches: list[Handle] = [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
     if controls := [codec for codec in group.codecs if remark(codec) == CONTROL]:
@@ -100,7 +100,7 @@ def codec_legend(group: Group) -> list[Handle]:
 
 
 def link_words(links: Links) -> str:
-    """Describe links: '↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s …' where they differ."""
+    """Describe links: '↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s …' if they differ."""
     if not any(link.shaped for link in links):
         return "unshaped"
     up = _span([link.up.rate_bps if link.up else None for link in links], units.format_rate)
@@ -114,7 +114,7 @@ def link_words(links: Links) -> str:
 
 
 def _span(values: Sequence[int | None], text: Callable[[int], str]) -> str:
-    """Write a range from the least to the most, the unit once where it is the same; None is unshaped."""
+    """Format a range from minimum to maximum, with a common unit once; None is unshaped."""
     known = sorted({value for value in values if value is not None})
     shown = [text(value) for value in dict.fromkeys((*known[:1], *known[-1:]))]
     if len(shown) == 2 and shown[0].split()[-1] == shown[1].split()[-1]:
@@ -123,12 +123,12 @@ def _span(values: Sequence[int | None], text: Callable[[int], str]) -> str:
 
 
 def columns_for(panels: int) -> int:
-    """Return how many panels stand side by side: at most three, and four as two by two."""
+    """Return the number of panels per row: at most three, but four panels as two by two."""
     return 2 if panels == 4 else min(panels, 3)
 
 
 def shortened(name: str, characters: int) -> str:
-    """Shorten a network's name where there is little room: 'cable+lte+…+cable'."""
+    """Shorten a network's name to a number of characters: 'cable+lte+…+cable'."""
     parts = name.split("+")
     while len(name) > characters and len(parts) > 2:
         del parts[len(parts) // 2]
@@ -141,8 +141,8 @@ def canvas(
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with empty panels, row by row.
 
-    `title` is what the figure shows, `foot` the small print. `panel_height` is about that of a panel's axes, in inches;
-    `extra` is the height of what stands above or below each and is not usual.
+    `title` is the finding, `foot` the small print. `panel_height` is the approximate height of a panel's axes, in
+    inches; `extra` is the height of unusual content above or below each.
     """
     rows = math.ceil(panels / columns)
     finding = textwrap.wrap(title, _FINDING_CHARACTERS)
@@ -170,7 +170,7 @@ def canvas(
 
 
 def _legend_columns(widths: Sequence[int]) -> int:
-    """Return how many columns of a legend fit side by side; entries fill the first column, then the next."""
+    """Return the number of legend columns that fit; entries fill the columns one after the other."""
     for columns in range(len(widths), 1, -1):
         long, short = divmod(len(widths), columns)
         sizes = [long + 1] * short + [long] * (columns - short)
@@ -201,17 +201,17 @@ def network_panels(
 
 
 def note(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], **how: Any) -> None:
-    """Write words beside a place of a panel; `offset` is in points of the page."""
+    """Write text next to a position in a panel; `offset` is in points of the page."""
     axes.annotate(words, at, xytext=offset, textcoords="offset points", **how)
 
 
 def small_print(axes: Axes, words: str, above: float) -> None:
-    """Write a panel's numbers above it, so many points."""
+    """Write a panel's numbers `above` points above it."""
     note(axes, words, (0, 1), (0, above), xycoords="axes fraction", size=7.8, color=MUTED)
 
 
 def name_rows(axes: Axes, names: Sequence[str], every: int = 1) -> None:
-    """Make a panel one of rows, from top to bottom, and name each of them, or one of so many."""
+    """Divide a panel into rows from top to bottom, and label each, or every `every`-th."""
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_yticks(range(0, len(names), every), names[::every])
     axes.tick_params(axis="y", length=0)
@@ -220,8 +220,8 @@ def name_rows(axes: Axes, names: Sequence[str], every: int = 1) -> None:
 
 
 def share_axis(lengths: Mapping[str, float]) -> tuple[dict[str, float], bool]:
-    """Return how long each panel's axis is to be: all as long as the longest, unless one would then show nothing; and
-    whether they are.
+    """Return the length of each panel's axis, and whether they are equal: all have the maximum, unless a panel would
+    then be unreadable.
     """
     most, least = max(lengths.values()), min((each for each in lengths.values() if each), default=0.0)
     shared = most <= _APART * least
@@ -229,7 +229,7 @@ def share_axis(lengths: Mapping[str, float]) -> tuple[dict[str, float], bool]:
 
 
 def hover(artist: Artist, words: str) -> None:
-    """Say what a mark stands for: an SVG shows the words where the pointer rests on it."""
+    """Attach a tooltip to a mark; an SVG shows it when the pointer rests on the mark."""
     artist.set_gid(_HOVER + words)
 
 
@@ -242,12 +242,12 @@ def render_figure(figure: Figure, kind: Literal["png", "svg"], paper: str) -> by
 
 
 def save_drawing(drawing: Drawing, folder: Path, stem: str) -> str:
-    """Write STEM.png and STEM.svg into an existing folder; returns the SVG. The same figure gives the same bytes."""
+    """Write STEM.png and STEM.svg into an existing folder; return the SVG. The same figure gives the same bytes."""
     with style.applied():
-        if (engine := drawing.figure.get_layout_engine()) is not None:  # once: it takes a third of what drawing does
+        if (engine := drawing.figure.get_layout_engine()) is not None:  # once: it takes a third of the drawing time
             engine.execute(drawing.figure)
             drawing.figure.set_layout_engine("none")
-        beside = os.fork()  # each of the two takes a third of a second
+        beside = os.fork()  # in parallel: each takes a third of a second
         if beside == 0:
             status = 1
             try:
@@ -273,7 +273,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
-    """Turn an SVG file into an element of a page: no prologue, ids of its own, and colours that follow a dark page.
+    """Convert an SVG file to an element of a page, without prologue, with unique ids, and with colours that follow a
+    dark page.
 
     Ink becomes the colour of the page's text; paper and rules become the page's custom properties.
     """

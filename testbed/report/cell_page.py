@@ -1,5 +1,5 @@
-"""A page for each cell of a sweep: its numbers, one step, its links, certificates and calibration, and how to run it
-again.
+"""A page for each cell of a sweep: its numbers, one step, its links, certificates and calibration, and the command that
+runs it again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from markupsafe import Markup
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
 from testbed.metrics import PipelineStep, align
+from testbed.metrics.worst_step import describe_worst_step
 from testbed.records import Calibration, Certificate, Duration, Measurement
 from testbed.report import numbers, tables
 from testbed.report.canvas import link_words
-from testbed.report.certificates import measurement_cells, run_bound_words, share_text
+from testbed.report.certificate_text import measurement_cells, run_bound_words, share_text
 from testbed.report.collect import Group
 from testbed.report.entry import Entry, Result
 from testbed.report.gantt import median_step, step_kinds, step_words
@@ -53,11 +54,11 @@ class Certified(NamedTuple):
     checks: list[Check]
     verdict: str
     missing: str
-    """When the links were not measured: 'before', 'after' or 'before or after'; empty where they were both times."""
+    """Missing measurements of the links: 'before', 'after' or 'before or after'; empty if both were made."""
     again: str
-    """What failed in another attempt; empty where nothing did."""
+    """Quantities that failed in another attempt; empty if none."""
     bound: str
-    """What all deviations together do to the step, and what was late during the run; empty where nothing is known."""
+    """Bound of the step-time error, with the lateness during the run; empty if unknown."""
 
     @property
     def failed(self) -> list[Check]:
@@ -65,14 +66,14 @@ class Certified(NamedTuple):
 
 
 def cell_pages(groups: Sequence[Group]) -> dict[str, str]:
-    """Return the address of each cell's page, seen from the report's."""
+    """Return the address of each cell's page, relative to the report."""
     return {name: f"cells/{name}.html" for group in groups for entry in group.entries for name in entry.cell_ids}
 
 
 def write_cell_pages(
     experiment: Path, sweep: SweepRecord, groups: Sequence[Group], shown: Sequence[tables.ResultTable], report: Path
 ) -> None:
-    """Write the page of each cell into the folder `cells` beside the report; pages of earlier sweeps stay."""
+    """Write the page of each cell into the folder `cells` next to the report; pages of earlier sweeps stay."""
     folder = results.make_folder(report.parent / "cells")
     kept = experiment / "calibration.json"
     known = results.read_json(kept, Calibration) if kept.exists() else None
@@ -104,9 +105,12 @@ def write_cell_pages(
 
 
 def again(command: str, experiment: Path, cell_id: str) -> str:
-    """Return the command that makes one cell of a sweep again, from the one that was typed for the sweep."""
-    words = shlex.split(command) or ["python", "-m", "testbed", "sweep", experiment.resolve().name]
-    if "run" in words[:4]:  # of one cell: the same command is enough
+    """Return the command that runs one cell of a sweep again, derived from the command of the sweep."""
+    try:
+        words = shlex.split(command) or ["python", "-m", "testbed", "sweep", experiment.resolve().name]
+    except ValueError:  # an open quote: sweep.json was edited
+        return command
+    if "run" in words[:4]:  # it runs a single cell: the same command suffices
         return command
     return shlex.join([*(word for word in words if word not in _DROPPED_FLAGS), "--cell", cell_id, "--again"])
 
@@ -128,7 +132,7 @@ def _siblings(group: Group, network: str, entry: Entry, cell_id: str) -> dict[st
 
 
 def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable) -> list[tuple[str, str, str]]:
-    """Return (name, value, detail) of each number of a cell; what happened to it where no run of it ended well."""
+    """Return (name, value, detail) of each number of a cell; its outcome if it has no successful run."""
     if not entry.ok:
         return [("outcome", entry.outcome, "")]
     texts = tables.entry_texts(group, network, entry, table.columns, table.units)
@@ -146,24 +150,58 @@ def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable
         ("ideal step", numbers.seconds(summary.ideal_step_s), "the same compute and bytes over ideal links"),
         ("retransmitted", numbers.size(summary.retransmitted_bytes_per_step), "per step"),
         ("steps measured", str(summary.measured_steps), entry.count),
+        *(
+            ("worst step", numbers.seconds(worst.seconds), f"run {result.run.number}: {describe_worst_step(worst)}")
+            for result in entry.good
+            if (worst := result.measured.worst) is not None
+        ),
+        *(
+            ("background", numbers.size(each.carried_bytes), f"run {result.run.number}: {each.words}")
+            for result in entry.good
+            if result.lab is not None
+            for each in result.lab.background or ()
+        ),
+        *(
+            ("fault", numbers.seconds(None if each.began_ns is None else each.began_ns / 1e9), each.words)
+            for result in entry.good[:1]
+            if result.lab is not None
+            for each in result.lab.faults or ()
+        ),
+        *(("fault", numbers.seconds(each.at_ns / 1e9), each.words) for each in entry.cell.node_faults),
         *(("mark", mark, "") for mark in entry.marks),
     ]
 
 
 def _step(entry: Entry) -> dict[str, Any]:
-    """Return what the page shows of the typical run's median step: the step drawn, and what each link carried in it."""
+    """Return the page's data on the typical run's median step: its drawing, and the traffic of each link in it."""
     result = entry.typical if entry.ok else entry.results[-1]
     step, lab = median_step(align(result.records)), result.lab
     return {
         "gantt": Markup(step_svg(step, entry.cell)) if step else "",
         "gantt_words": step_words(result, step) if step else "",
+        **_worst(result),
         "links": list(_links(result, step)),
         "settings": "" if lab is None else json.dumps({link.name: link.settings for link in lab.links}, indent=1),
     }
 
 
+def _worst(result: Result) -> dict[str, Any]:
+    """Return the drawing of a run's worst step, with the faults in it, if it was much longer than the others."""
+    summary, lab = result.summary, result.lab
+    if summary is None or summary.worst is None:
+        return {"worst": "", "worst_words": ""}
+    step = next(step for step in align(result.records) if (step.phase, step.number) == ("train", summary.worst.step))
+    since_ns = (lab.played_at_ns if lab is not None else None) or 0
+    faults = [
+        (since_ns + each.began_ns, step.end_ns if each.ended_ns is None else since_ns + each.ended_ns, each.words)
+        for each in (lab.faults if lab is not None else None) or ()
+        if each.began_ns is not None
+    ]
+    return {"worst": Markup(step_svg(step, result.cell, faults)), "worst_words": describe_worst_step(summary.worst)}
+
+
 def _links(result: Result, step: PipelineStep | None) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each link: name, profile, asked; carried and busy, up and down; packets dropped."""
+    """Yield a row for each link: name, profile, requested; carried and busy, up and down; packets dropped."""
     cell, carried = result.cell, dict[tuple[int, str], int]()
     for sender, record in enumerate(step.records if step else ()):
         for frame in record.sent:
@@ -172,8 +210,7 @@ def _links(result: Result, step: PipelineStep | None) -> Iterator[tuple[str, ...
                 key = hop.link, hop.side
                 carried[key] = carried.get(key, 0) + frame.frame_bytes
     samples = list(result.run.samples())
-    for number, profile in enumerate(cell.links):
-        name = f"node-{number}" if cell.topology == "star" else f"boundary-{number}"
+    for number, (name, profile) in enumerate(zip(cell.link_names, cell.links, strict=True)):
         texts = []
         for side in LINK_DIRECTIONS:
             sent, pipe = carried.get((number, side)), profile.pipe(side)
@@ -185,7 +222,7 @@ def _links(result: Result, step: PipelineStep | None) -> Iterator[tuple[str, ...
 
 
 def _calibration(cell: Cell, known: Calibration | None) -> dict[str, Any]:
-    """Return how long actions last, in words, and as rows where they were timed: (stage, action, time, spread, samples,
+    """Return the durations of actions as text, and as rows if they were timed: (stage, action, time, spread, samples,
     whether it is noisy).
     """
     clock = f"{CLOCKS[cell.clock]}; codec cost: {cell.codec_cost}" if cell.timing == "played" else CLOCKS[cell.clock]
@@ -197,7 +234,7 @@ def _calibration(cell: Cell, known: Calibration | None) -> dict[str, Any]:
 
 
 def _timed(cell: Cell, known: Calibration) -> Iterator[tuple[str, str, Duration]]:
-    """Yield what was timed of a cell's recipe: at which stage or node, which action, and how long it takes."""
+    """Yield the timed durations of a cell's recipe: stage or node, action, duration."""
     for stage, costs in enumerate(known.recipes.get(recipe_of(cell).id, ())):
         actions = {"forward": costs.forward, "backward": costs.backward, "clip": costs.clip, "update": costs.update}
         actions |= {f"encode, sent {way}": cost for way, cost in costs.encode.items()}
@@ -235,11 +272,11 @@ def certified(result: Result) -> Certified:
 
 def _said(rejected: Measurement) -> str:
     asked, measured = measurement_cells(rejected)
-    return f"{rejected.link} {rejected.direction} {rejected.quantity} {measured} where {asked} was asked"
+    return f"{rejected.link} {rejected.direction} {rejected.quantity} {measured} instead of {asked}"
 
 
 def _checks(taken: Iterable[tuple[str, Certificate]]) -> list[Check]:
-    """Pair the measurements before and after. Where one is missing (only a run tells message sizes) there is a '-'."""
+    """Pair the measurements before and after. A missing one is '-': some message sizes are known only after a run."""
     pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
     for when, certificate in taken:
         for each in certificate.measurements:

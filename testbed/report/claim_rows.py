@@ -1,28 +1,37 @@
-"""Claims as data: an experiment's claims.toml says what is claimed and what decides it, and this module decides.
+"""Claims as data: an experiment's claims.toml states each claim and its criterion, and this module decides it.
 
-    command = "python -m testbed predict m95_throughput"       # of every claim that names no other; source likewise
+    command = "python -m testbed predict m95_throughput"       # default of all claims; so may be any other key
+    grade = "C"
 
     [[claim]]
     claim = "{name} activations are {published:.1f} times as fast as dense ones"
     published = "{published:.1f}x"
-    number = "masked"             # a function of figures.py, or of `predicted`: what was measured
-    with = { bits = 2 }           # its arguments besides the folder
+    number = "masked"             # a function of figures.py or `predicted` that returns the measured value
+    with = { bits = 2 }           # its arguments in addition to the folder
     more_than = "bar"             # the bound: a number, or the name of a fact
     ours = "{value:.1f}x with GPipe"
     why = "delay and schedule are not stated"
 
-A number is a function `NAME(folder, **with)` that returns *facts* by name, or several of them (each becomes a claim),
-or None where the CSVs of the folder lack the arms. Text may hold any fact in braces, as `str.format` has it:
-{share:.1%}, {row.column}, {ends[0]}; a format that ends with % puts a space before it, and a literal brace is doubled.
-These facts have a meaning here:
+A number is a function `NAME(folder, **with)` that returns *facts* by name, or several sets of them (one claim each), or
+None if the folder's CSVs lack the arms. Text may contain facts in braces, as in `str.format`: {share:.1%},
+{row.column}, {ends[0]}; a format that ends with % puts a space before it, and a literal brace is doubled. These facts
+have a special meaning:
 
-value, low, high   what was measured and the ends of its interval; without ends it is exact
-interval           the interval in words; without it "exact", or what `judgement` says
-judgement          a `Judgement`, which gives value, low, high and interval
-Besides, every fact of a claim may be named as a bound, and by `holds_if`.
+value, low, high   the measured value and the ends of its interval; without ends it is exact
+interval           the interval as text; default: "exact", or the interval of `judgement`
+judgement          a `Judgement`, which supplies value, low, high and interval
+Any fact can also serve as a bound, or for `holds_if`.
 
-The rule is one: a claim *holds* where the whole interval is on its side of the bound, *fails* where the whole interval
-is on the other side, and is *not resolved* otherwise, or where there is one seed, whose interval is not known.
+There is a single rule, and no row states its verdict. A claim is met if the whole interval is on its side of the bound,
+unmet if the whole interval is on the other side, and *not resolved* otherwise, with a single seed, whose interval is
+unknown, or if the row names what confounds it. A met claim *holds*, an unmet one *fails*; but a claim of a source
+other than ours is judged
+
+    with grade C or D         as arithmetic: *reproduced* or *not reproduced*
+    with grade A or B         like ours, if it is measured in the source's own measure and, with grade B, at a stated
+                              part of its scale; otherwise it is *not comparable*
+
+`near` has one tolerance for every published number, in both directions.
 """
 
 from __future__ import annotations
@@ -38,15 +47,19 @@ from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain, read_toml
 from testbed.metrics.verdicts import Judgement
 from testbed.report import experiments, predicted
-from testbed.report.claims import EXACT, Claim, Verdict
+from testbed.report.claims import EXACT, Claim, Grade, Verdict
 
 FILE = "claims.toml"
+NEAR = 0.05
+"""Relative distance up to which a number equals a published one: rows of one published table at one rate differ as
+much."""
 Facts = Mapping[str, Any]
 _RULES: Mapping[str, Callable[[float, float], bool]] = {
     "at_least": lambda value, bound: value >= bound,
     "more_than": lambda value, bound: value > bound,
     "at_most": lambda value, bound: value <= bound,
     "less_than": lambda value, bound: value < bound,
+    "near": lambda value, bound: abs(value / bound - 1) <= NEAR,
 }
 
 
@@ -57,7 +70,7 @@ class ClaimRow(Frozen):
     source: str = "ours"
     published: str = ""
     number: str = ""
-    """Empty: nothing is measured for this claim, and all its text is here."""
+    """Name of the number; empty: nothing is measured for this claim, and its text is complete."""
     arguments: dict[str, Any] = Field(default={}, alias="with")
     ours: str
     interval: str = "{interval}"
@@ -65,45 +78,61 @@ class ClaimRow(Frozen):
     more_than: float | str | None = None
     at_most: float | str | None = None
     less_than: float | str | None = None
+    near: float | str | None = None
     holds_if: str | None = None
-    """A fact that is true or false, or None where nothing decides, instead of a bound."""
-    verdict: Verdict | None = None
-    """Stated, where no number decides: the conditions are too far from the published ones, or nothing varies."""
-    otherwise: Verdict = "fails"
-    """The verdict where the whole interval is on the bound's other side."""
+    """Name of a fact that decides instead of a bound: true, false, or None if undecided."""
+    grade: Grade
+    scale: str = ""
+    measure: str = ""
+    """What is measured or assumed here in place of the claim's own measure or conditions: not comparable."""
+    confounded: str = ""
+    """What prevents a verdict whatever the interval says: not resolved."""
     why: str
     command: str
 
     @model_validator(mode="after")
     def _one_rule(self) -> ClaimRow:
-        rules = [name for name in (*_RULES, "holds_if", "verdict") if getattr(self, name) is not None]
-        if len(rules) != 1:
+        rules = [name for name in (*_RULES, "holds_if") if getattr(self, name) is not None]
+        if len(rules) != 1 and (rules or not (self.measure or self.confounded)):
             raise ValueError(
                 f"claim {self.claim!r} is decided by {' and '.join(rules) or 'nothing'}; state one of "
-                f"{', '.join(_RULES)}, holds_if and verdict"
+                f"{', '.join(_RULES)}, holds_if, measure and confounded"
             )
         return self
 
-    def decided(self, facts: Facts) -> Verdict:
-        """Apply the rule to the facts of one claim."""
-        if self.verdict is not None:
-            return self.verdict
+    def unlike(self, measure: str) -> str:
+        """Return the text of `measure`, or what else makes a claim not comparable; empty if nothing does."""
+        others = not self.source.startswith("ours")
+        unknown = "a small model, and no known scale of the source's" if self.grade == "B" and not self.scale else ""
+        return measure or (unknown if others else "")
+
+    def decided(self, facts: Facts, measure: str = "") -> Verdict:
+        """Apply the rule to the facts of one claim, and to the text of `measure` that they fill."""
+        others = not self.source.startswith("ours")
+        if self.unlike(measure):
+            return "not comparable"
+        if (met := None if self.confounded else self._met(facts)) is None:
+            return "not resolved"
+        if others and self.grade in ("C", "D"):
+            return "arithmetic reproduced" if met else "arithmetic not reproduced"
+        return "holds" if met else "fails"
+
+    def _met(self, facts: Facts) -> bool | None:
         if self.holds_if is not None:
-            met = facts[self.holds_if]
-            return "not resolved" if met is None else "holds" if met else self.otherwise
+            return None if facts[self.holds_if] is None else bool(facts[self.holds_if])
         name, bound = next((name, bound) for name in _RULES if (bound := getattr(self, name)) is not None)
         ends = facts["low"], facts["high"]
         if None in ends:
-            return "not resolved"
+            return None
         sides = {bool(_RULES[name](end, facts[bound] if isinstance(bound, str) else bound)) for end in ends}
-        return "not resolved" if len(sides) > 1 else "holds" if sides.pop() else self.otherwise
+        return sides.pop() if len(sides) == 1 else None
 
 
 def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
-    """Return the claims that the CSVs of a folder have numbers for. `program`: the globals of the figures.py beside
+    """Return the claims for which a folder's CSVs have numbers. `program`: the globals of the figures.py next to
     claims.toml.
 
-    SpecError where the file has no such rows, or a row names what is not there.
+    SpecError if the file has no valid rows, or a row names an unknown function or fact.
     """
     path = Path(program["__file__"]).with_name(FILE)
     tables = read_toml(path)
@@ -120,12 +149,12 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
 
 
 def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterator[Facts]:
-    """Yield the facts of each claim of a row, with those that have a meaning here. SpecError without such a number."""
+    """Yield the facts of each claim of a row, completed by the special ones. SpecError for an unknown number."""
     measure = program.get(row.number) or getattr(predicted, row.number, None)
     if row.number and measure is None:
-        raise SpecError(f"the claim {row.claim!r} is measured by {row.number!r}, and figures.py has no such function")
-    found = measure(folder, **row.arguments) if measure else {}
-    for facts in () if found is None else [found] if isinstance(found, Mapping) else found:
+        raise SpecError(f"the claim {row.claim!r} is measured by {row.number!r}, but figures.py has no such function")
+    measured = measure(folder, **row.arguments) if measure else row.arguments
+    for facts in () if measured is None else [measured] if isinstance(measured, Mapping) else measured:
         judgement: Judgement | None = facts.get("judgement")
         ends: tuple[float | None, float | None] = (None, None)
         if judgement is not None:
@@ -144,9 +173,12 @@ class _Words(string.Formatter):
 
 
 def _claim(row: ClaimRow, facts: Facts, where: str) -> Claim:
-    names = ("claim", "source", "published", "ours", "interval", "why")
+    names = ("claim", "source", "published", "ours", "interval", "scale", "why", "measure", "confounded")
     try:
         said = {name: _Words().vformat(getattr(row, name), (), facts) for name in names}
-        return Claim(**said, verdict=row.decided(facts), command=row.command)
+        verdict, unlike = row.decided(facts, said["measure"]), row.unlike(said.pop("measure"))
+        before = [words for words in (unlike and f"here: {unlike}", said.pop("confounded")) if words]
+        said["why"] = "; ".join([*before, said["why"]])
+        return Claim(**said, grade=row.grade, verdict=verdict, command=row.command)
     except (KeyError, AttributeError, IndexError, TypeError) as error:
-        raise SpecError(f"{where}, names a fact that is not there: {error!r}; there are {', '.join(facts)}") from error
+        raise SpecError(f"{where}, names an unknown fact: {error!r}; known: {', '.join(facts)}") from error

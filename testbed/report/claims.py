@@ -1,4 +1,4 @@
-"""Claims: what somebody published, what was measured here, and the verdict; as the claims.csv of an experiment and as
+"""Claims: the published statement, the value measured here, and the verdict; as an experiment's claims.csv and as
 Markdown.
 """
 
@@ -18,30 +18,43 @@ from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain
 from testbed.report.numbers import markdown_table
 
-Verdict = Literal["holds", "fails", "not resolved", "not comparable"]
+Verdict = Literal[
+    "holds", "fails", "arithmetic reproduced", "arithmetic not reproduced", "not resolved", "not comparable"
+]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Grade = Literal["A", "B", "C", "D"]
+GRADES: dict[Grade, str] = {
+    "A": "measured at the scale that the claim is about",
+    "B": "an order, measured at the stated part of that scale",
+    "C": "arithmetic with bytes and schedules, without training",
+    "D": "fitted to the table that it explains",
+}
 FILE = "claims.csv"
 EXACT = "exact"
-"""The interval of what is measured on the virtual clock without chance."""
+"""Interval of deterministic measurements on the virtual clock."""
 
 
 class Claim(Frozen):
-    """One claim and what became of it. All fields are text in one line."""
+    """One claim and its verdict. All fields are single-line text."""
 
     claim: str
-    """What is claimed, as a sentence that can be true or false."""
+    """The claim, as a sentence that can be true or false."""
     source: str
-    """Who claims it and where: paper and table, or "ours". Where the source itself was not read: "second-hand"."""
+    """Source of the claim: paper and table, or "ours"; marked "second-hand" if the source itself was not read."""
     published: str = ""
-    """The published number with its unit; empty where there is none."""
+    """The published number with its unit; empty if there is none."""
     ours: str
     """The number measured here, with its unit."""
     interval: str = ""
-    """"exact", or "a to b" with the confidence or the seeds that it rests on; empty only without a verdict."""
+    """"exact", or "a to b" with its confidence or seeds; empty only without a verdict."""
+    scale: str = ""
+    """The scale here, and of the source if it is larger."""
+    grade: Grade
+    """Strength of the evidence (`GRADES`)."""
     verdict: Verdict
     why: str
-    """What decided it; for "not resolved" the smallest effect that would have shown, and how many seeds and how much
-    time would resolve it, or why more seeds would not (`experiments.open_words`)."""
+    """Reason of the verdict; for "not resolved", the smallest detectable effect, and the seeds and time that would
+    resolve it, or why more seeds would not (`experiments.open_words`)."""
     command: str
     """The command that measures it again."""
 
@@ -59,7 +72,7 @@ class Claim(Frozen):
         for name in ("claim", "source", "ours", "why", "command"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty")
-        if not self.interval and self.verdict in {"holds", "fails"}:
+        if not self.interval and self.verdict not in {"not resolved", "not comparable"}:
             raise ValueError(f"the verdict {self.verdict!r} needs an interval: {EXACT!r}, or 'a to b'")
         return self
 
@@ -67,18 +80,18 @@ class Claim(Frozen):
 COLUMNS = tuple(Claim.model_fields)
 
 
-_HEADINGS = ("claim", "source", "published", "ours", "verdict", "why")
+_HEADINGS = ("claim", "source", "published", "ours", "scale", "grade", "verdict", "why")
 
 
 def write_claims(path: Path, claims: Iterable[Claim]) -> None:
-    """Write claims.csv. SpecError where a claim stands twice."""
+    """Write claims.csv. SpecError for a duplicate claim."""
     text = format_claims(claims)
     path.write_text(text, encoding="utf8", newline="")
     paths.give_to_user(path)
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Read claims.csv. SpecError when it cannot be read, or names the line that is no claim."""
+    """Read claims.csv. SpecError if it cannot be read; names an invalid line."""
     try:
         with path.open(encoding="utf8", newline="") as file:
             return parse_claims(file.read(), str(path))
@@ -89,7 +102,7 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def format_claims(claims: Iterable[Claim]) -> str:
-    """Return claims as CSV. SpecError where a claim stands twice."""
+    """Return claims as CSV. SpecError for a duplicate claim."""
     rows = list(claims)
     _check_distinct(rows, FILE)
     out = io.StringIO()
@@ -100,9 +113,7 @@ def format_claims(claims: Iterable[Claim]) -> str:
 
 
 def parse_claims(text: str, where: str) -> list[Claim]:
-    """Return the claims in a CSV. SpecError for other columns, a row that is no claim, or a claim that stands twice;
-    it names `where`.
-    """
+    """Parse a CSV of claims. SpecError, naming `where`, for other columns, an invalid row, or a duplicate claim."""
     try:
         head, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     except (csv.Error, ValueError) as error:
@@ -126,61 +137,93 @@ def _check_distinct(claims: Sequence[Claim], where: str) -> None:
     for claim in claims:
         key = claim.claim, claim.source
         if key in seen:
-            raise SpecError(f"{where}: the claim {claim.claim!r} of {claim.source} stands twice")
+            raise SpecError(f"{where}: duplicate claim {claim.claim!r} of {claim.source}; remove one")
         seen.add(key)
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
     """Write claims as the Markdown table of an experiment's README."""
-    rows = [[cell(text) for text in (c.claim, c.source, c.published, ours(c), c.verdict, c.why)] for c in claims]
+    rows = [
+        [cell(text) for text in (c.claim, c.source, c.published, ours(c), c.scale, c.grade, c.verdict, c.why)]
+        for c in claims
+    ]
     return markdown_table(_HEADINGS, rows).rstrip("\n")
 
 
-def claims_page(folders: Iterable[Path], above: str) -> str:
-    """Write docs/claims.md: the claims of all experiments that have some. `above` is the way to their folders."""
-    parts, every = [], list[Claim]()
-    for folder in folders:
-        claims = read_claims(folder / FILE)
-        rows = [
-            [cell(text) for text in (c.claim, c.source, c.published, ours(c), f"**{c.verdict}**", c.why)]
-            + [f"`{cell(c.command)}`"]
-            for c in claims
+class Headline(Frozen):
+    """A line of the front page: a claim of an experiment, and what follows from it."""
+
+    experiment: str
+    claim: str
+    """How the claim begins."""
+    says: str
+    figure: str
+    """File of the experiment that shows it."""
+
+
+def claims_page(headlines: Iterable[Headline], folders: Iterable[Path], above: str) -> str:
+    """Generate docs/claims.md: the headlines, and an index of all claims. `above` is the path to the experiments.
+
+    SpecError for a headline that belongs to no claim, or to several.
+    """
+    every = {folder.name: read_claims(folder / FILE) for folder in folders}
+    lines = []
+    for head in headlines:
+        there = [claim for claim in every.get(head.experiment, ()) if claim.claim.startswith(head.claim)]
+        if len(there) != 1:
+            raise SpecError(f"{head.experiment} has {len(there)} claims that begin with {head.claim!r}, instead of one")
+        (c,), home = there, f"{above}/{head.experiment}"
+        names = [f"[{head.says}]({home}/README.md)", c.published, ours(c), c.scale, c.grade, f"**{c.verdict}**"]
+        lines.append([*map(cell, names), f"[picture]({home}/{head.figure})"])
+    index = [
+        [
+            f"[{name}]({above}/{name}/README.md)",
+            *(str(sum(c.grade == grade for c in made)) for grade in GRADES),
+            ", ".join(
+                f"{count} {verdict}" for verdict in VERDICTS if (count := sum(c.verdict == verdict for c in made))
+            ),
         ]
-        parts.append(
-            f"## [{folder.name}]({above}/{folder.name}/README.md)\n\n{markdown_table((*_HEADINGS, 'command'), rows)}"
-        )
-        every += claims
-    counts = ", ".join(f"{sum(c.verdict == verdict for c in every)} {words}" for verdict, words in _COUNTED.items())
-    return _PAGE.format(count=len(every), experiments=len(parts), counts=counts) + "\n" + "\n".join(parts)
+        for name, made in every.items()
+    ]
+    return _PAGE.format(
+        headlines=markdown_table(("finding", "published", "here", "scale", "grade", "verdict", "figure"), lines),
+        index=markdown_table(("experiment", *GRADES, "verdicts"), index, right=tuple(GRADES)),
+        grades="\n".join(f"- **{grade}**: {words}" for grade, words in GRADES.items()),
+        count=sum(map(len, every.values())), experiments=len(every),
+    )  # fmt: skip
 
 
-_COUNTED: dict[Verdict, str] = {
-    "holds": "hold",
-    "fails": "fail",
-    "not resolved": "are not resolved",
-    "not comparable": "are not comparable",
-}
 _PAGE = """# Claims
 
-<!-- Generated from experiments/*/claims.csv by `python -m testbed docs` -->
+<!-- Generated from headlines.toml and experiments/*/claims.csv by `python -m testbed docs` -->
 
-{count} claims about codecs over slow links, their own authors' and ours, measured in {experiments} experiments:
-{counts}.
+What one would decide differently after reading: one line per claim. [findings.md](findings.md) tells the same as a
+story.
 
-A claim *holds* or *fails* where the whole 95 % interval is on one side of what it says; else it is *not resolved*, and
-the reason says what would have shown, and how many seeds per arm, in how much time of one core, would find the effect
-in question 4 times in 5; or why more seeds would not settle it. *Not comparable* is what was measured under conditions
-too far from the published ones. "exact" is what the virtual clock gives on every run, without chance. A source that is
-marked "second-hand" was quoted by others, and not read itself. `python -m testbed reproduce NAME` measures an
-experiment's claims again, and prints what they come to then.
-"""
+{headlines}
+The grade says how strong the evidence is:
+
+{grades}
+
+No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). A claim *holds* or *fails* if the whole
+95 % interval is on one side of its bound; otherwise it is *not resolved*. A claim of a paper holds or fails only with
+grade A or B, in the paper's own measure and at a stated part of its scale; with C or D *arithmetic* reproduces its
+number, to 5 %, or does not; in all other cases the claim is *not comparable*. "exact" means a deterministic result of
+the virtual clock; a source marked "second-hand" was quoted by others, but not read itself.
+
+## All {count} claims of {experiments} experiments
+
+By grade and verdict. Each README lists its experiment's claims with sources and reasons;
+`python -m testbed reproduce NAME` measures them again.
+
+{index}"""
 
 
 def ours(claim: Claim) -> str:
-    """Return what was measured, with its interval."""
+    """Return the measured value with its interval."""
     return f"{claim.ours} ({claim.interval})" if claim.interval else claim.ours
 
 
 def cell(text: str) -> str:
-    """Write text as a cell of a Markdown table; what is missing is a dash."""
+    """Format text as a cell of a Markdown table; empty text becomes a dash."""
     return text.replace("|", "\\|") or "\N{EN DASH}"

@@ -1,11 +1,9 @@
-"""Collect runs from result folders into comparable groups: which runs stand side by side, in which order, under which
-name.
+"""Collects runs from result folders into groups of comparable runs, with their order and names.
 
-Runs of one codec over one network are one entry, whatever their seeds and however often they were repeated. Entries are
-compared with each other when their cells differ in nothing but the codec and the links' profiles; any other difference
-(engine, timing, topology, schedule, micro-batches in flight) makes another group, which says what sets it apart.
-Optimiser settings for which each codec has a value of its own, because they were tuned or stated so, do not set groups
-apart; every figure names them.
+All runs of one codec over one network form an entry, regardless of seeds and repeats. Entries are comparable if their
+cells differ only in codec and link profiles; any other difference (engine, timing, topology, schedule, micro-batches in
+flight) makes a separate group, whose label names it. Optimiser settings with a value per codec, tuned or stated, do not
+separate groups; every figure lists them.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ from testbed.spec import Cell, ImagesSpec
 BASELINE = "fp32"
 """The codec that speed-ups and losses are compared with."""
 SECOND_BASELINE = "bf16"
-"""The codec that costs nothing to use: another one must be faster to be worth its trouble."""
+"""The codec that costs nothing to use: any other must be faster to be worthwhile."""
 _SEED = "training.seed"
 _AS_CHOSEN = "as chosen"
-"""Stands for a setting of which each codec has a value of its own, beside groups that state one for all."""
+"""Label of a setting with a value per codec, next to groups that state one value for all."""
 _CODEC_ORDER = (BASELINE, "bf16", "int8", "delta-int8")
 
 
@@ -47,14 +45,14 @@ class Group(NamedTuple):
     """Entries that differ only in codec and network."""
 
     label: str
-    """What sets it apart from the other groups; empty when there is only one."""
+    """Difference from the other groups; empty if there is only one."""
     networks: dict[str, Links]
-    """Name to show -> profiles, fastest uplink first."""
+    """Display name -> profiles, fastest uplink first."""
     codecs: tuple[str, ...]
     cells: dict[tuple[str, str], Entry]
     """(name of the network, codec) -> its runs."""
     own: dict[str, dict[str, Any]]
-    """Setting -> codec -> value, where each codec has a value of its own."""
+    """Setting -> codec -> value, for settings with a value per codec."""
     palette: tuple[str, ...]
     """The codecs of all groups, which share their colours."""
 
@@ -66,14 +64,14 @@ class Group(NamedTuple):
         return [entry for entry in self.row(network) if entry.ok]
 
     def baseline(self, network: str, codec: str = BASELINE) -> Entry | None:
-        """Return the entry of fp32, or of another codec, over that network if a run of it ended well."""
+        """Return the entry of fp32, or of another codec, over that network; None without a successful run."""
         entry = self.cells.get((network, codec))
         return entry if entry is not None and entry.ok else None
 
     def compared(self, network: str, entry: Entry, codec: str = BASELINE) -> CodecComparison | None:
-        """Compare an entry with that codec over the same network; None where either has no run that ended well.
+        """Compare an entry with that codec over the same network; None if either has no successful run.
 
-        There is no speed-up where either was contended.
+        There is no speed-up if either was contended.
         """
         base = self.baseline(network, codec)
         if base is None or not entry.ok:
@@ -83,8 +81,8 @@ class Group(NamedTuple):
         return comparison._replace(speed_up=None, separable=False) if contended else comparison
 
     def at_most(self, count: int) -> tuple[Group, list[str]]:
-        """Return the group over so many of its networks at most, spread evenly from the fastest to the slowest, and
-        those that are left out.
+        """Return the group restricted to at most `count` networks, spread evenly from the fastest to the slowest, and
+        the omitted networks.
         """
         names = list(self.networks)
         if len(names) <= count:
@@ -102,46 +100,61 @@ class Group(NamedTuple):
 
     @property
     def token(self) -> str:
-        """What a loss is the mean over, and throughput counts."""
+        """The unit that a loss is averaged over, and that throughput counts."""
         return "image" if any(isinstance(entry.cell.workload, ImagesSpec) for entry in self.entries) else "token"
 
 
 @functools.lru_cache(maxsize=4096)
 def _compare(ours: Entry, base: Entry) -> CodecComparison:
-    # Table, figures and sentences ask for the same ones, and each is thousands of resampled series.
+    # Cached, because table, figures and sentences need the same ones, and each resamples thousands of series.
     return compare(ours.steps, base.steps)
 
 
 def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Run]:
-    """Return, for every cell or for these, the runs that ended well, oldest first; where none did, the newest run."""
+    """Return the successful runs of every cell, or of these, oldest first; if a cell has none, its newest run. Altered
+    runs are excluded (`left_out`).
+    """
     by_cell: dict[str, list[Run]] = {}
-    for run in results.runs(experiment):
-        if cell_ids is None or run.folder.parent.name in cell_ids:
+    for run in _of_cells(experiment, cell_ids):
+        if run.proof.state != "altered":
             by_cell.setdefault(run.folder.parent.name, []).append(run)
     return [run for cell_id, runs in by_cell.items() for run in results.finished_runs(experiment, cell_id) or runs[-1:]]
 
 
+def left_out(experiment: Path, cell_ids: Collection[str] | None = None) -> list[str]:
+    """Return a sentence for each altered run of every cell, or of these; such runs are listed, but not used."""
+    proofs = ((run.folder, run.proof) for run in _of_cells(experiment, cell_ids))
+    return [
+        f"Excluded: {folder.parent.name}/{folder.name}: {proof.why}; {results.MADE_AGAIN}."
+        for folder, proof in proofs
+        if proof.state == "altered"
+    ]
+
+
+def _of_cells(experiment: Path, cell_ids: Collection[str] | None) -> list[Run]:
+    return [run for run in results.runs(experiment) if cell_ids is None or run.folder.parent.name in cell_ids]
+
+
 def read_runs(runs: Iterable[Run]) -> list[Result]:
-    """Read each run's cell and summary, and what the sweep says of how it was tuned."""
+    """Read each run's cell and summary, and the sweep's notes on its tuning."""
     last_sweep = functools.cache(results.last_sweep)
     read = []
     for run in runs:
         cell_id, sweep = run.folder.parent.name, last_sweep(run.folder.parent.parent)
-        read.append(Result(run, run.cell, run.summary, sweep.marks.get(cell_id, ""), cell_id in sweep.stated))
+        tuning, stated = sweep.marks.get(cell_id, ""), cell_id in sweep.stated
+        read.append(Result(run, run.cell, run.summary, tuning, stated, run.proof.state))
     return read
 
 
 @functools.cache
 def codec_order(codec: str) -> tuple[int, float, str]:
-    """Return a sorting key: the oldest codecs, then the others from wide to narrow, negative controls, unreadable
-    texts.
-    """
+    """Return a sorting key: the baselines, then the others from wide to narrow, negative controls, unreadable texts."""
     if codec in _CODEC_ORDER:
         return _CODEC_ORDER.index(codec), 0.0, codec
     others = len(_CODEC_ORDER)
     try:
         chosen = placement.parse_placement(codec)
-    except UserError:  # a result may be older than the table, or of a class that is not at hand
+    except UserError:  # a result may be older than the table, or use a class that is not installed
         return others + 2, 0.0, codec
     return others + chosen.control, -chosen.nominal_bits, codec
 
@@ -153,18 +166,20 @@ def _network_order(links: Links) -> tuple[float, float, str]:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    """Return the fields of a cell that set groups apart, by dotted name; lists become text, which is hashable."""
-    fields = flatten(cell.model_dump(mode="json", exclude={"codec", "profiles"}))
-    return {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
+    """Return the fields of a cell that separate groups, by dotted name; lists become text, which is hashable."""
+    fields = flatten(cell.model_dump(mode="json", exclude={"codec", "profiles", "sites", "fault"}))
+    return {"fault": cell.fault_words} | {
+        name: json.dumps(value) if isinstance(value, list) else value for name, value in fields
+    }
 
 
 def _text(cell: Cell) -> str:
-    """Return all that decides a network, apart from its topology."""
-    return " ".join(map(canonical_json, cell.profiles))
+    """Return the text that identifies a network, apart from its topology."""
+    return " ".join(map(canonical_json, (*cell.profiles, *(cell.sites or ()))))
 
 
 def _network_names(runs_read: Sequence[Result]) -> dict[str, str]:
-    """Return the name to show for each network's text; a profile file that changed between runs adds a mark."""
+    """Return the display name for each network's text; a profile file that changed between runs adds a mark."""
     texts = {_text(result.cell): result.cell.network for result in runs_read}
     marks = {text: hashlib.blake2b(text.encode(), digest_size=2).hexdigest() for text in texts}
     count = Counter(texts.values())
@@ -174,8 +189,8 @@ def _network_names(runs_read: Sequence[Result]) -> dict[str, str]:
 def _own(
     runs_read: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the optimiser settings that follow from the codec: setting -> codec -> value. What states its own is left
-    out of account: it stands apart.
+    """Return the optimiser settings with a value per codec: setting -> codec -> value. Ignores cells that state their
+    own value, which form a separate group.
     """
     own = {}
     for key in varying:
@@ -189,7 +204,7 @@ def _own(
 
 
 def groups(runs_read: Sequence[Result]) -> list[Group]:
-    """Group comparable runs. Where a run is listed twice, the later one counts."""
+    """Group comparable runs. If a run is listed twice, the later one counts."""
     names = _network_names(runs_read)
     settings = [_settings(result.cell) for result in runs_read]
     every = {key for setting in settings for key in setting}
@@ -220,7 +235,7 @@ def _group(
     own: dict[str, dict[str, Any]],
     palette: tuple[str, ...],
 ) -> Group:
-    networks = {names[_text(result.cell)]: result.cell.profiles for result in members}
+    networks = {names[_text(result.cell)]: result.cell.all_profiles for result in members}
     cells: dict[tuple[str, str], dict[Path, Result]] = {}
     for result in members:
         cells.setdefault((names[_text(result.cell)], result.cell.codec), {})[result.run.folder] = result

@@ -1,6 +1,4 @@
-"""Compare each codec with both baselines, with intervals: what may be called faster, and how long it takes to the same
-loss.
-"""
+"""Compares each codec with both baselines, with intervals: speed-up, and time to the same loss."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from testbed.report.numbers import MISSING, interval, seconds, three
 
 
 class Shown(NamedTuple):
-    """A number and, small below it, how sure it is."""
+    """A number with its uncertainty, shown small below it."""
 
     value: str
     detail: str = ""
@@ -34,14 +32,14 @@ class ComparisonRow(NamedTuple):
 
 
 class ComparisonTable(NamedTuple):
-    """A group's comparisons, and the rules behind them."""
+    """A group's comparisons, and their statistical rules."""
 
     sections: dict[str, list[ComparisonRow]]
     """Network -> its rows."""
     target: float | None
-    """The target of the time to loss: the worst of fp32's last validation losses, which all its runs reach."""
+    """Target of the time to loss: the worst of fp32's last validation losses, which all its runs reach."""
     rules: tuple[str, ...]
-    """How observations and intervals were computed, once each."""
+    """Descriptions of how observations and intervals were computed, without duplicates."""
 
 
 def _ratio(comparison: CodecComparison | None) -> Shown:
@@ -78,7 +76,7 @@ def _step(entry: Entry) -> Shown:
 
 
 def target(group: Group) -> float | None:
-    """Return the default target of a group: the worst over all networks, which should all have the same."""
+    """Return the default target of a group: the worst over all networks, which should all be equal."""
     bases = [base for network in group.networks if (base := group.baseline(network)) is not None]
     targets = [value for base in bases if (value := default_target(base.steps)) is not None]
     return max(targets, default=None)

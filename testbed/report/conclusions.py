@@ -1,4 +1,4 @@
-"""What the runs show, in sentences computed from their numbers."""
+"""Summarises runs in sentences computed from their numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from testbed.report.entry import OVERRUNS, Entry
 from testbed.report.numbers import listed
 
 _FASTER = 1.005
-"""A codec that gains less is not called faster: it would read 1.00."""
+"""Smallest speed-up that is reported: a smaller one would read 1.00."""
 _NAMED = 4
-"""How many codecs a sentence names; if there are more, the fastest and the slowest."""
+"""Maximum number of codecs named in a sentence; of more, the fastest and the slowest."""
 _STEADY = 1.15
-"""The ratio of compute times over one network above which a warning is due."""
+"""Ratio of compute times over one network above which a warning is printed."""
 _SAME_BYTES = 0.005
-"""The relative difference below which payloads are called the same."""
+"""Relative difference below which payloads count as equal."""
 
 
 def same_maths(group: Group) -> bool:
-    """Say whether each codec's losses are bit for bit the same over every network and in every repeat, seed by seed."""
+    """Return whether each codec's losses are bit-identical over all networks and repeats, seed by seed."""
     return not _differing(group)
 
 
@@ -35,7 +35,7 @@ def _differing(group: Group) -> list[str]:
 
 
 def conclusions(group: Group) -> list[str]:
-    """Return the sentences at the top of a report: the answer, then what it is made of."""
+    """Return the sentences at the top of a report: the answer, then its details."""
     answer = [sentence for sentence in (_answer(group),) if sentence]
     times = [sentence for network in group.networks if (sentence := _time(group, network))]
     more = (_bytes, _twins, _loss, _without, _controls, _choices, _ideal, _busy, _overruns, _unmeasured)
@@ -43,8 +43,8 @@ def conclusions(group: Group) -> list[str]:
 
 
 def fastest(group: Group) -> tuple[list[str], dict[str, tuple[float, str]]]:
-    """Return the networks over which codecs were compared with fp32, and for those where one is clearly faster the
-    largest speed-up and its codec.
+    """Return the networks over which codecs were compared with fp32, and the largest speed-up with its codec for the
+    networks where one is clearly faster.
     """
     best: dict[str, tuple[float, str]] = {}
     asked = [network for network in group.networks if group.baseline(network) and len(group.finished(network)) > 1]
@@ -59,17 +59,17 @@ def fastest(group: Group) -> tuple[list[str], dict[str, tuple[float, str]]]:
 
 
 def _answer(group: Group) -> str | None:
-    """Name the codec that is fastest over each network, or over how many networks one is faster at all."""
+    """Name the fastest codec over each network, or the number of networks where one is faster at all."""
     asked, best = fastest(group)
     if not asked:
         return None
     if len(asked) > _NAMED:
         if not best:
-            return f"Over none of {len(asked)} networks a codec makes a step clearly faster than fp32's."
+            return f"Over none of {len(asked)} networks does a codec make a step clearly faster than fp32's."
         network, (ratio, codec) = max(best.items(), key=lambda item: item[1][0])
         return (
-            f"Over {len(best)} of {len(asked)} networks a codec makes a step faster than fp32's, at most "
-            f"{ratio:.2f} times ({codec} over {network})."
+            f"Over {len(best)} of {len(asked)} networks, a codec makes a step faster than fp32's, at most by a "
+            f"factor of {ratio:.2f} ({codec} over {network})."
         )
     named = [f"over {network} {codec}, {ratio:.2f} times as fast as fp32" for network, (ratio, codec) in best.items()]
     rest = [network for network in asked if network not in best]
@@ -111,12 +111,12 @@ def _time(group: Group, network: str) -> str | None:
 
 
 def _doubt(entry: Entry, marked: bool) -> str:
-    """Return a doubt in brackets. Where everything is doubtful, a sentence of its own says so instead."""
+    """Return a doubt in brackets; empty if everything is doubtful, which a separate sentence states."""
     return f" ({entry.doubt})" if entry.doubt and marked else ""
 
 
 def payloads(group: Group) -> dict[str, float]:
-    """Return codec -> payload per step over the first network that has it."""
+    """Return codec -> payload per step, over the first network with data."""
     payloads: dict[str, float] = {}
     for entry in group.entries:
         if entry.ok and entry.measured.payload_bytes_per_step:
@@ -134,7 +134,7 @@ def _bytes(group: Group) -> str | None:
 
 
 def _twins(group: Group) -> str | None:
-    """Name the codecs that move as many bytes as one that they wrap."""
+    """Name the codecs that send as many bytes as a codec that they wrap."""
     sent = payloads(group)
     twins: dict[str, list[str]] = {}
     for codec, payload in sent.items():
@@ -142,8 +142,8 @@ def _twins(group: Group) -> str | None:
             if abs(payload - sent[other]) <= _SAME_BYTES * sent[other]:
                 twins.setdefault(other, []).append(codec)
     sentences = [
-        f"{listed(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in "
-        "what is rounded, not in how much is sent."
+        f"{listed(codecs)} {'sends' if len(codecs) == 1 else 'send'} as many bytes as {other}: they differ in what is "
+        "rounded, not in size."
         for other, codecs in twins.items()
     ]
     return " ".join(sentences) or None
@@ -152,11 +152,11 @@ def _twins(group: Group) -> str | None:
 def _controls(group: Group) -> str | None:
     controls = [codec for codec in group.codecs if remarks.remark(codec) == remarks.CONTROL]
     many = "Negative controls, here" if len(controls) > 1 else "A negative control, here"
-    return f"{many} to show what goes wrong and not to be used: {listed(controls)}." if controls else None
+    return f"{many} to show what goes wrong, not for use: {listed(controls)}." if controls else None
 
 
 def _choices(group: Group) -> str | None:
-    """Say what adaptive codecs chose."""
+    """List the choices of adaptive codecs."""
     sentences = []
     for entry in group.entries:
         if remarks.remark(entry.cell.codec) != remarks.MEASURES or not entry.choices:
@@ -170,7 +170,7 @@ def _choices(group: Group) -> str | None:
             ]
             places.setdefault(listed(shares), []).append(f"{boundary} {direction}")
         told = "; ".join(f"{shares} (boundary {listed(where)})" for shares, where in places.items())
-        sentences.append(f"{entry.name} chose, of its training messages: {told}.")
+        sentences.append(f"{entry.name} chose for its training messages: {told}.")
     return " ".join(sentences) or None
 
 
@@ -191,24 +191,24 @@ def _loss(group: Group) -> str | None:
                 parts.append(f"{codec} {round(difference.value, 4) + 0.0:+.4f} {ends}".rstrip())
         if parts:
             step, seeds = base.steps[0].validation[-1].step, len({run.seed for run in base.steps})
-            many = "one seed, so no difference can be told from chance" if seeds == 1 else f"{seeds} seeds"
+            many = "one seed, so differences cannot be distinguished from chance" if seeds == 1 else f"{seeds} seeds"
             losses = f"fp32 {base.measured.validation_loss:.4f}; {listed(parts)}"
             sentences.append(f"Validation loss after {step} steps: {losses} ({many}).")
     if len(group.networks) > 1 and any(entry.ok for entry in group.entries):
         differing = _differing(group)
         if wrong := [codec for codec in differing if remarks.remark(codec) != remarks.MEASURES]:
-            which = f"{listed(wrong)} differ between networks, which they must not: look at the runs before using them"
+            which = f"{listed(wrong)} differ between networks, which is an error: check the runs before using them"
             sentences.append(f"The losses of {which}.")
         elif differing:
-            which = f"{listed(differing)} differ between networks, as they may: it goes by what it measures of its link"
+            which = f"{listed(differing)} differ between networks, as expected of a codec that adapts to its link"
             sentences.append(f"The losses of {which}.")
         else:
-            sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
+            sentences.append(f"Each codec's losses are bit-identical over all {len(group.networks)} networks.")
     return " ".join(sentences) or None
 
 
 def _without(group: Group) -> str | None:
-    """Say how the last evaluation changes without the codec at the boundaries, where the runs have made it."""
+    """Return the change of the last evaluation without the codec at the boundaries, if the runs made it."""
     changes: dict[str, float] = {}
     stays = False
     for (_, codec), entry in group.cells.items():
@@ -221,8 +221,8 @@ def _without(group: Group) -> str | None:
     if not changes:
         return None
     parts = [f"{codec} {round(changes[codec], 4) + 0.0:+.4f}" for codec in sorted(changes, key=codec_order)]
-    hint = " What a codec has put into the model stays there." if stays else ""
-    return f"Evaluated with fp32 at the boundaries in place of the codec, the loss changes by: {listed(parts)}.{hint}"
+    hint = " Changes that a codec made to the model remain." if stays else ""
+    return f"Evaluated with fp32 instead of the codec, the loss changes by: {listed(parts)}.{hint}"
 
 
 def _ideal(group: Group) -> str | None:
@@ -237,13 +237,13 @@ def _ideal(group: Group) -> str | None:
 
 
 def efficiencies(group: Group) -> list[tuple[float, Entry]]:
-    """Return the efficiency of each entry that has one, the worst first."""
+    """Return the efficiency of each entry that has one, worst first."""
     known = [(entry.measured.efficiency, entry) for entry in group.entries if entry.ok and entry.measured.efficiency]
     return sorted(known, key=lambda pair: pair[0])
 
 
 def _busy(group: Group) -> str | None:
-    """Warn where compute times differ over one network: codecs do not change them, so the machine was busy."""
+    """Warn if compute times differ over one network: codecs do not change them, so the machine was busy."""
     worst = 1.0
     warning = None
     for network in group.networks:
@@ -254,7 +254,7 @@ def _busy(group: Group) -> str | None:
             warning = (
                 f"The machine was not equally fast for all runs: over {network} the compute part of a step took "
                 f"{numbers.seconds(times[slow])} with {slow} and {numbers.seconds(times[fast])} with {fast}, "
-                "though codecs do not change it. Step times differ by as much for that reason alone."
+                "although codecs do not affect it. Step times differ by this amount for that reason alone."
             )
     return warning
 
@@ -265,7 +265,7 @@ def _overruns(group: Group) -> str | None:
         return None
     who = listed([f"{entry.name} ({numbers.percent(entry.overruns)})" for entry in late])
     invalid = " More than 5 % make a time invalid: state a larger dilation." if any(not e.sound for e in late) else ""
-    return f"This machine was too slow for the emulated device in a share of the actions: {who}.{invalid}"
+    return f"This machine was too slow for the emulated device in some actions: {who}.{invalid}"
 
 
 def _unmeasured(group: Group) -> str | None:
@@ -274,9 +274,9 @@ def _unmeasured(group: Group) -> str | None:
     failed = [entry.name for entry in group.entries if not entry.ok]
     sentences = []
     if doubtful and len(doubtful) == len(finished):
-        sentences.append("No run has two passing certificates: all are drawn hollow, none is to be relied on.")
+        sentences.append("No run has two passing certificates: all are unreliable and drawn hollow.")
     elif doubtful:
-        hollow = "Without two passing certificates, so drawn hollow and not to be relied on"
+        hollow = "Without two passing certificates, so unreliable and drawn hollow"
         sentences.append(f"{hollow}: {listed(doubtful)}.")
     if failed:
         sentences.append(f"Without a finished run: {listed(failed)}.")

@@ -1,4 +1,4 @@
-"""An entry of a table or figure: the runs of one codec over one network, and their numbers together."""
+"""An entry of a table or figure: the runs of one codec over one network, and their combined numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from testbed.results import Run
 from testbed.spec import Cell
 
 OVERRUNS = 0.01
-"""The share of overrun actions above which an entry is marked."""
+"""Share of overrun actions above which an entry is marked."""
 TOO_MANY_OVERRUNS = 0.05
-"""The share above which its times are not the emulated device's."""
+"""Share of overrun actions above which its times are invalid."""
 
 
 class Result(NamedTuple):
@@ -31,11 +31,13 @@ class Result(NamedTuple):
     run: Run
     cell: Cell
     summary: Summary | None
-    """None: the run has not ended, or was cut off."""
+    """Summary of the run; None: it has not ended, or was killed."""
     tuning: str = ""
-    """What must be known of a value that was chosen for its cell before the sweep; empty where nothing must."""
+    """Caveat about the tuned value of its cell; empty if none."""
     stated: bool = False
-    """Whether its cell states the field that was chosen for others."""
+    """Whether its cell states the field that was tuned for others."""
+    proof: str = "verified"
+    """The state of its `results.Proof`."""
 
     @property
     def ok(self) -> bool:
@@ -47,31 +49,31 @@ class Result(NamedTuple):
 
     @property
     def overruns(self) -> float:
-        """The share of actions whose maths took longer than on the emulated device; 0 where nothing is paced."""
+        """Share of actions whose maths took longer than on the emulated device; 0 if nothing is paced."""
         return 0.0 if self.summary is None else self.summary.overrun_share or 0.0
 
     @property
     def contended(self) -> float:
-        """How far its own durations lie from the calibration, as a share; 0 where nothing says."""
+        """Relative deviation of its durations from the calibration; 0 if unknown."""
         return 0.0 if self.summary is None else abs(self.summary.contended or 0.0)
 
     @property
     def sound(self) -> bool:
-        """Whether its numbers can be relied on; other runs are drawn hollow."""
+        """Whether its numbers are reliable; other runs are drawn hollow."""
         return self.certified and self.overruns <= TOO_MANY_OVERRUNS and self.contended <= CONTENDED
 
     @property
     def measured(self) -> Summary:
-        """The summary of a run that ended well. ResultsError for any other."""
+        """The summary of a successful run. ResultsError for any other."""
         if self.summary is None or not self.ok:
-            raise ResultsError(f"{self.run.folder} holds no run that ended well")
+            raise ResultsError(f"{self.run.folder} holds no successful run")
         return self.summary
 
     @property
     def outcome(self) -> str:
-        """'ok', or why there are no numbers, in one line."""
+        """'ok', or the reason why there are no numbers, in one line."""
         if self.summary is None:
-            return "has not ended, or was cut off"
+            return "has not ended, or was killed"
         if self.ok:
             return "ok"
         reason = (self.summary.error or "no reason was recorded").strip().splitlines()[0]
@@ -80,7 +82,7 @@ class Result(NamedTuple):
     @property
     def records(self) -> list[list[StepRecord]]:
         """The steps of each node, the first node's first."""
-        return [self.run.steps(node) for node in range(self.cell.nodes)]
+        return self.run.all_steps()
 
     @property
     def lab(self) -> LabRecord | None:
@@ -92,7 +94,7 @@ class Result(NamedTuple):
 
     @property
     def taken(self) -> list[tuple[str, Certificate]]:
-        """The certificates that it has, each with when it was taken: before or after."""
+        """Its certificates, each with its time: before or after."""
         both = self.certificates
         pairs = (("before", both.before), ("after", both.after)) if both else ()
         return [(when, certificate) for when, certificate in pairs if certificate is not None]
@@ -100,13 +102,13 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The runs of one codec over one network: repeats of a cell, and cells that differ in their seed."""
+    """The runs of one codec over one network: repeats of a cell, and cells that differ only in their seed."""
 
     results: tuple[Result, ...]
 
     @property
     def cell(self) -> Cell:
-        """The first run's cell; the others differ in the seed only."""
+        """The first run's cell; the others differ only in the seed."""
         return self.results[0].cell
 
     @property
@@ -120,7 +122,7 @@ class Entry:
 
     @cached_property
     def good(self) -> tuple[Result, ...]:
-        """The runs that ended well; all numbers are theirs."""
+        """The successful runs, on which all numbers are based."""
         return tuple(result for result in self.results if result.ok)
 
     @property
@@ -129,7 +131,7 @@ class Entry:
 
     @property
     def outcome(self) -> str:
-        """'ok', or what happened to the last run."""
+        """'ok', or the outcome of the last run."""
         return "ok" if self.ok else self.results[-1].outcome
 
     @property
@@ -139,17 +141,17 @@ class Entry:
 
     @property
     def overruns(self) -> float:
-        """The share of overrun actions in the worst run."""
+        """Share of overrun actions in the worst run."""
         return max((result.overruns for result in self.good), default=0.0)
 
     @property
     def contended(self) -> bool:
-        """Whether any of its runs did not have the machine to itself: then no speed-up is computed from it."""
+        """Whether any of its runs did not have the machine to itself; then no speed-up is computed."""
         return any(result.contended > CONTENDED for result in self.good)
 
     @property
     def doubt(self) -> str:
-        """Why its numbers cannot be relied on, in a word; empty where they can."""
+        """Short reason why its numbers are unreliable; empty if they are reliable."""
         if self.sound:
             return ""
         return "not certified" if not self.certified else "contended" if self.contended else "overruns"
@@ -161,14 +163,17 @@ class Entry:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What must be known about its numbers, in words."""
+        """Caveats about its numbers."""
         marks = [] if self.certified else ["not certified"]
+        marks += ["unverified: no manifest"] * any(result.proof == "unverified" for result in self.good)
         if self.overruns > OVERRUNS:
             invalid = "invalid: " if self.overruns > TOO_MANY_OVERRUNS else ""
             marks.append(f"{invalid}{percent(self.overruns)} overruns")
         if self.contended:
             worst = max((result.measured.contended or 0.0 for result in self.good), key=abs)
             marks.append(f"contended: durations {percent(worst, '{:+.0f}')} from the calibration")
+        if self.ok and (slow := self.measured.worst) is not None:
+            marks.append(f"one step took {slow.medians:.3g} times the median")
         if said := remark(self.cell.codec):
             marks.append(said)
         marks += dict.fromkeys(result.tuning for result in self.good if result.tuning)
@@ -190,7 +195,7 @@ class Entry:
 
     @cached_property
     def steps(self) -> tuple[RunSteps, ...]:
-        """Step times and loss curves of each good run."""
+        """Step times and loss curves of each successful run."""
         return tuple(
             run_steps(result.cell, result.run.number, result.records, result.measured.steady_from)
             for result in self.good
@@ -198,7 +203,7 @@ class Entry:
 
     @cached_property
     def choices(self) -> dict[tuple[int, Direction], Counter[str]]:
-        """How often an adaptive codec chose each of its codecs in training, by boundary and direction."""
+        """Number of times an adaptive codec chose each of its codecs in training, by boundary and direction."""
         choices: dict[tuple[int, Direction], Counter[str]] = {}
         for result in self.good:
             for stage, records in enumerate(result.records):
@@ -209,28 +214,28 @@ class Entry:
         return dict(sorted(choices.items()))
 
     def only(self, cell_id: str) -> Entry | None:
-        """Return an entry with its runs of one cell, that is of one seed; None where there are none."""
+        """Return an entry with only the runs of one cell, i.e. of one seed; None if there are none."""
         runs = tuple(result for result in self.results if result.run.folder.parent.name == cell_id)
         if len(runs) == len(self.results):
-            return self  # which knows its numbers already
+            return self  # whose numbers are already cached
         return Entry(runs) if runs else None
 
     @property
     def typical(self) -> Result:
-        """The good run whose step time is nearest to the entry's."""
+        """The successful run whose step time is nearest to the entry's."""
         middle = self.measured.step_s or 0.0
         return min(self.good, key=lambda result: abs((result.measured.step_s or 0.0) - middle))
 
     @cached_property
     def measured(self) -> Summary:
-        """Combine the summaries of the good runs; a single run keeps its own. ResultsError where no run ended well.
+        """Combine the summaries of the successful runs; a single run keeps its own. ResultsError if none succeeded.
 
-        The step's time and interval are those of `metrics.statistics`, losses and accuracies are the mean of the seeds,
-        overruns those of the worst run, measured steps a sum. Every other number is the median of the runs that know
-        it, and what is not a number (None where they differ) is what all runs agree on.
+        The step's time and interval are those of `metrics.statistics`, losses and accuracies the means over seeds,
+        overruns and the worst step those of the worst run, measured steps the sum. Every other number is the median of
+        the runs that have it; other fields keep the value on which all runs agree, or None.
         """
         if not self.ok:
-            raise ResultsError(f"{self.results[-1].run.folder} holds no run that ended well")
+            raise ResultsError(f"{self.results[-1].run.folder} holds no successful run")
         summaries = [result.measured for result in self.good]
         return summaries[0] if len(summaries) == 1 else self._combined(summaries)
 
@@ -247,10 +252,11 @@ class Entry:
             "step_interval_s": None if step is None else step.interval,
             "step_quartiles_s": tuple(map(median, zip(*quartiles, strict=True))) if quartiles else None,
             "split": None if step_s is None else _combined_split(splits, step_s),
+            "worst": max(filter(None, (s.worst for s in summaries)), key=lambda worst: worst.medians, default=None),
             "lost": {name: why for summary in summaries for name, why in summary.lost.items()},
             "overrun_share": _of_known(max, (summary.overrun_share for summary in summaries)),
         }
-        # Runs of a seed have the same losses: each seed counts once.
+        # Runs of a seed have equal losses: each seed counts once.
         seeds = {result.cell.training.seed: result.measured for result in self.good}.values()
         for name in ("train_loss", "validation_loss", "uncompressed_loss", "validation_accuracy"):
             special[name] = _of_known(fmean, (getattr(summary, name) for summary in seeds))
@@ -268,7 +274,7 @@ def _of_known(make: Callable[[list[float]], float], values: Iterable[float | Non
 
 
 def _common(annotation: Any, values: list[Any]) -> Any:
-    """Combine one field of several runs by its type: the median of numbers, otherwise what all agree on, or None."""
+    """Combine one field of several runs by its type: the median of numbers, otherwise the common value, or None."""
     kinds = {annotation, *get_args(annotation)}
     if kinds & {int, float}:
         return _of_known(median if float in kinds else median_low, values)
@@ -276,7 +282,7 @@ def _common(annotation: Any, values: list[Any]) -> Any:
 
 
 def _combined_split(splits: list[Split], step_s: float) -> Split | None:
-    """Average the runs' shares and lay them on their common step."""
+    """Average the runs' shares, and scale them to their combined step."""
     if not splits:
         return None
     totals = [sum(split.model_dump().values()) for split in splits]

@@ -1,11 +1,11 @@
-"""The CSVs that every experiment commits beside its README, so that a reader can recompute each of its numbers.
+"""The CSVs that every experiment commits next to its README, so that a reader can recompute each of its numbers.
 
-seeds.csv         a row for each run: losses, step time, bytes, time to the target
-tuning.csv        a row for each value and seed that [tune] tried; none where nothing was tuned
-certificates.csv  a row for each quantity of each link that was measured
-comparisons.csv   a row for each comparison that [compare] asks for, computed from seeds.csv and nothing else
+seeds.csv         a row per run: losses, step time, bytes, time to the target
+tuning.csv        a row per value and seed that [tune] tried; absent without tuning
+certificates.csv  a row per measured quantity of each link
+comparisons.csv   a row per comparison of [compare], computed from seeds.csv alone
 
-figures.py calls `write_tables`; `experiment_verdicts` computes comparisons and what a README says of them.
+figures.py calls `write_tables`; `experiment_verdicts` computes comparisons and their text in a README.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBERS = (
 
 
 class Tables(NamedTuple):
-    """What was written; every one a pandas.DataFrame."""
+    """The written tables, each a pandas.DataFrame."""
 
     seeds: Any
     tuning: Any
@@ -41,10 +41,10 @@ class Tables(NamedTuple):
 
 
 def write_tables(folder: Path, output: Path, runs: Any = None, *more: str) -> Tables:
-    """Write the CSVs of a sweep's results into an existing folder; one that would have no row is removed.
+    """Write the CSVs of a sweep's results into an existing folder; removes a CSV that would be empty.
 
-    `runs`: what `experiments.runs_frame` returns, perhaps with columns of the experiment's own, of which seeds.csv gets
-    those that `more` names.
+    `runs`: the result of `experiments.runs_frame`, optionally with further columns, of which seeds.csv gets those named
+    in `more`.
     """
     sweep, tuning = results.last_sweep(folder), results.last_tuning(folder)
     seeds = seeds_frame(folder, experiments.runs_frame(folder) if runs is None else runs, *more)
@@ -65,7 +65,7 @@ def write_tables(folder: Path, output: Path, runs: Any = None, *more: str) -> Ta
 
 
 def read_tables(folder: Path) -> Tables:
-    """Read back what `write_tables` has written; an absent file is an empty frame."""
+    """Read back the tables of `write_tables`; a missing file is an empty frame."""
     return Tables(
         *(
             pandas.read_csv(path) if (path := folder / f"{name}.csv").is_file() else pandas.DataFrame()
@@ -76,11 +76,11 @@ def read_tables(folder: Path) -> Tables:
 
 # ---------------------------------------------------------------------- per-seed rows
 def seeds_frame(folder: Path, runs: Any, *more: str) -> Any:
-    """Return a row for each run of the last sweep that ended well; `more`: further columns of `runs`.
+    """Return a row for each successful run of the last sweep; `more`: further columns of `runs`.
 
-    Columns: cell_id, run, codec, profile, seed, every field of a cell in which the runs differ (dotted) or that
+    Columns: cell_id, run, codec, profile, seed, every field of a cell (dotted) in which the runs differ or that
     [compare] names, tuned_field, stated, mark, exact, the numbers of `_NUMBERS`, and target_s, the seconds to the
-    target loss of [compare], missing where the run did not get there.
+    target loss of [compare], missing if the run did not reach it.
     """
     sweep, tuning = results.last_sweep(folder), results.last_tuning(folder)
     cells = [Run(folder / run).cell for run in runs.folder]
@@ -108,14 +108,14 @@ def _target_seconds(folder: Path, runs: Any, target: float | None) -> list[float
     tested = curves[curves.phase == "evaluation"].sort_values("step")
     reached = {}
     for key, points in tested.groupby(_RUN):
-        found = crossing([LossPoint(int(p.step), float(p.end_s), float(p.loss)) for p in points.itertuples()], target)
-        reached[key] = None if found is None else found.seconds
+        at = crossing([LossPoint(int(p.step), float(p.end_s), float(p.loss)) for p in points.itertuples()], target)
+        reached[key] = None if at is None else at.seconds
     return [reached.get((run.cell_id, run.run)) for run in runs.itertuples()]
 
 
 # ---------------------------------------------------------------------- tuning and certificates
 def tuning_frame(record: TuningRecord) -> Any:
-    """Return a row for each value and seed that was tried, and for the full runs that short ones were checked with."""
+    """Return a row for each value and seed that was tried, and for each full-length run that checked the short ones."""
     arms: list[tuple[TunedArm | RankCheck, str, int | None, str]]
     arms = [(arm, "tuning", record.steps, arm.mark) for arm in record.arms]
     if (check := record.check) is not None:
@@ -132,8 +132,8 @@ def tuning_frame(record: TuningRecord) -> Any:
 
 
 def certificates_frame(folder: Path, seeds: Any) -> Any:
-    """Return a row for each measured quantity of each link: on the virtual clock a certificate serves many runs, and is
-    listed once for a network, with their number and the worst of their bounds.
+    """Return a row for each measured quantity of each link. On the virtual clock, a certificate serves many runs, and
+    is listed once per network, with the number of runs and their worst bound.
     """
     rows = []
     for run in seeds.itertuples():
@@ -142,10 +142,10 @@ def certificates_frame(folder: Path, seeds: Any) -> Any:
             continue
         both = Run(path).certificates
         for certificate in filter(None, (both.before, both.after)):
-            for found in certificate.measurements:
-                row = found.model_dump(exclude={"bound", "fault", "chance"})
+            for measurement in certificate.measurements:
+                row = measurement.model_dump(exclude={"bound", "fault", "chance"})
                 about = {"profile": run.profile, "clock": certificate.clock, "taken_at": certificate.taken_at}
-                rows.append({**about, **row, "runs": f"{run.cell_id} {run.run}", "bound": found.bound})
+                rows.append({**about, **row, "runs": f"{run.cell_id} {run.run}", "bound": measurement.bound})
     if not rows:
         return pandas.DataFrame()
     frame = pandas.DataFrame(rows)

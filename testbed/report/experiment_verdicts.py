@@ -1,6 +1,6 @@
-"""What the rows of seeds.csv say of the comparisons that [compare] asks for, and how a README shows it.
+"""Computes the comparisons of [compare] from the rows of seeds.csv, and formats them for a README.
 
-Functions of frames: whoever has an experiment's CSVs can compute each interval and verdict again.
+Pure functions of data frames, so that each interval and verdict can be recomputed from an experiment's CSVs.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from testbed.records import NEAR_FLOOR
 from testbed.results import CompareSpec
 
 _MATHS = ("workload.", "pipeline.", "optimiser.", "training.")
-"""Fields of a cell that decide its losses."""
+"""Fields of a cell that determine its losses."""
 _TIMES = ("topology", "engine", "timing", "clock", "codec_cost", "codec_rates.", "compute.", "played_steps")
-"""Those that decide its times besides."""
+"""Further fields that determine its times."""
 _SEED, _CODEC = "training.seed", "codec"
 _JUDGED = ("n", "paired", "rule", "detectable", "effect", "verdict", "words")
 _COLUMN: Mapping[Measure, str] = {"loss": "validation_loss", "speed_up": "step_s", "time_to_loss": "target_s"}
 
 
 def settings(columns: Iterable[str], measure: Measure | None = None) -> list[str]:
-    """Return the columns that are fields of a cell, without codec, network and seed; of a measure, those that decide
-    it.
+    """Return the columns that are fields of a cell, without codec, network and seed. `measure`: only the fields that
+    determine it.
     """
     deciding = _MATHS if measure == "loss" else _MATHS + _TIMES
     return [name for name in columns if name.startswith(deciding) and name not in (_SEED, "compute.source")]
 
 
 def compared(seeds: Any, asked: CompareSpec) -> Any:
-    """Return a row for each comparison: every arm with each baseline by each measure that has numbers, then the claims.
+    """Return a row for each comparison: every arm with each baseline by each measure with data, then the claims.
 
-    Arms are compared where all else is equal. Losses do not depend on the network, so a seed counts once, whatever it
-    ran over; times are compared over one network.
+    Arms are compared with all else equal. Losses do not depend on the network, so each seed counts once over all
+    networks; times are compared over the same network.
     """
     seeds = seeds.assign(codec=[placement.canonical_text(codec) for codec in seeds.codec])
     field = next(iter(seeds.tuned_field.fillna("")), "") if len(seeds) else ""
@@ -51,8 +51,8 @@ def compared(seeds: Any, asked: CompareSpec) -> Any:
             for baseline in map(placement.canonical_text, asked.baselines):
                 for codec in arms if baseline in arms else ():
                     if codec != baseline:
-                        found = _judged(measure, arms[codec], arms[baseline], effect)
-                        rows += _row("", found, values, codec, baseline)
+                        judgement = _judged(measure, arms[codec], arms[baseline], effect)
+                        rows += _row("", judgement, values, codec, baseline)
     for claim in asked.claims:
         sides = [dict(flatten(side)) for side in (claim.ours, claim.baseline)]
         measure = next(name for name in MEASURES if getattr(claim, name) is not None)
@@ -62,8 +62,8 @@ def compared(seeds: Any, asked: CompareSpec) -> Any:
         theirs = dict(_groups(base, keys))
         for values, group in _groups(ours, keys):
             if values in theirs:
-                found = _judged(measure, group, theirs[values], getattr(claim, measure))
-                rows += _row(claim.name, found, values, *map(_words, sides))
+                judgement = _judged(measure, group, theirs[values], getattr(claim, measure))
+                rows += _row(claim.name, judgement, values, *map(_words, sides))
     return pandas.DataFrame(rows)
 
 
@@ -72,18 +72,18 @@ def _words(side: Mapping[str, Any]) -> str:
 
 
 def _keys(seeds: Any, measure: Measure, field: str) -> list[str]:
-    """Return the columns in which two arms must agree to be compared."""
+    """Return the columns that must be equal in two arms to compare them."""
     deciding = [name for name in settings(seeds.columns, measure) if name != field]
     return deciding if measure == "loss" else ["profile", *deciding]
 
 
 def _column(name: str) -> str:
-    """Return the column that a condition's field is in."""
+    """Return the column of a condition's field."""
     return "seed" if name == _SEED else name
 
 
 def _groups(frame: Any, keys: Sequence[str]) -> Iterator[tuple[tuple[tuple[str, Any], ...], Any]]:
-    """Yield ((column, value), ...) and the rows that have these values; a missing value is None."""
+    """Yield ((column, value), ...) and the rows with these values; a missing value is None."""
     if not keys:
         if len(frame):
             yield (), frame
@@ -96,7 +96,7 @@ def _groups(frame: Any, keys: Sequence[str]) -> Iterator[tuple[tuple[tuple[str, 
 
 
 def _rows_of(seeds: Any, condition: Mapping[str, Any], field: str) -> Any:
-    """Return the rows that meet a condition; those that state the tuned field only where the condition names it."""
+    """Return the rows that meet a condition; rows that state the tuned field only if the condition names it."""
     rows = seeds if field in condition else seeds[~seeds.stated.astype(bool)]
     for name, value in condition.items():
         wanted = value if isinstance(value, list) else [value]
@@ -107,7 +107,7 @@ def _rows_of(seeds: Any, condition: Mapping[str, Any], field: str) -> Any:
 
 
 def _judged(measure: Measure, ours: Any, base: Any, effect: float | None) -> Judgement | None:
-    """Compare two sets of rows; None where either lacks the number, or there is nothing to compare."""
+    """Compare two sets of rows; None if either lacks the number, or there is nothing to compare."""
     sides = []
     for rows in (ours, base):
         ordered = rows.sort_values(["seed", "run"])
@@ -129,32 +129,32 @@ def _judged(measure: Measure, ours: Any, base: Any, effect: float | None) -> Jud
 
 
 def _row(
-    claim: str, found: Judgement | None, values: tuple[tuple[str, Any], ...], ours: str, baseline: str
+    claim: str, judgement: Judgement | None, values: tuple[tuple[str, Any], ...], ours: str, baseline: str
 ) -> list[dict[str, Any]]:
-    if found is None:
+    if judgement is None:
         return []
-    low, high = found.interval if found.interval is not None else (None, None)
+    low, high = judgement.interval if judgement.interval is not None else (None, None)
     return [
         {
             "claim": claim,
-            "measure": found.measure,
+            "measure": judgement.measure,
             "ours": ours,
             "baseline": baseline,
             "profile": None,
             **dict(values),
-            "value": found.value,
+            "value": judgement.value,
             "low": low,
             "high": high,
-            "interval": found.interval_words,
-            **{name: getattr(found, name) for name in _JUDGED},
-            "seeds_needed": found.seeds,
+            "interval": judgement.interval_words,
+            **{name: getattr(judgement, name) for name in _JUDGED},
+            "seeds_needed": judgement.seeds,
         }
     ]
 
 
 # ---------------------------------------------------------------------- for tables and blocks
 def verdict_table(comparisons: Any, **where: Any) -> Any:
-    """Return the columns of comparisons that a README shows; `where`: column = value, which rows."""
+    """Return the columns of comparisons for a README; `where`: filter of rows, column = value."""
     rows = comparisons
     for name, value in where.items():
         rows = rows[rows[name] == value]
@@ -166,18 +166,19 @@ def verdict_table(comparisons: Any, **where: Any) -> Any:
         "arm": rows.ours,
         "baseline": rows.baseline,
         "measure": rows.measure.map({"loss": "loss", "speed_up": "step", "time_to_loss": "time to loss"}),
-        "found": numbers,
+        "measured": numbers,
         "95 % interval": rows.interval,
         "seeds": rows.n,
         "effect": rows.effect,
         "verdict": rows.words.fillna(""),
     }
-    told = [name for name, column in columns.items() if len(set(map(str, column))) > 1 or name in ("found", "verdict")]
+    always = ("measured", "verdict")
+    told = [name for name, column in columns.items() if name in always or len(set(map(str, column))) > 1]
     return pandas.DataFrame(columns)[told]
 
 
 def floor_sentence(seeds: Any) -> str:
-    """Say beside a table which arms ended within 0.1 nats of the unigram floor, or above; empty where none did."""
+    """Return a sentence on the arms that ended within 0.1 nats of the unigram floor, or above; empty without floors."""
     known = seeds[seeds.unigram_floor.notna() & seeds.validation_loss.notna()]
     if known.empty:
         return ""
@@ -193,7 +194,7 @@ def floor_sentence(seeds: Any) -> str:
 
 
 def tuning_sentence(tuning: Any) -> str:
-    """Say beside a table which arms' values cannot be relied on, and why; empty where all can."""
+    """Return a sentence on the arms whose tuned value is unreliable, with reasons; empty if there are none."""
     if tuning.empty:
         return ""
     marked = tuning[tuning.mark.notna() & (tuning.mark != "")]

@@ -1,6 +1,6 @@
-"""Titles of figures: what each shows, in one short sentence computed from the numbers.
+"""Titles of figures: the finding of each, in one short sentence computed from the numbers.
 
-Where there is nothing to compare, a title names its axes.
+Without anything to compare, a title names the axes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from testbed.report.entry import Entry
 
 _NAMED = 3
 _NETWORK = 24
-"""Characters of a network's name in a title."""
+"""Maximum length of a network's name in a title."""
 _HARMLESS = 0.05
-"""A payload's ratio this near to another's is named together with it."""
+"""Payloads within this relative distance are named together."""
 
 
 def _short(network: str) -> str:
@@ -23,7 +23,7 @@ def _short(network: str) -> str:
 
 
 def step_finding(group: Group) -> str:
-    """Say which codec makes a step how many times as fast over which network."""
+    """Return the largest speed-up of a step, with its codec and network."""
     asked, best = fastest(group)
     if not asked:
         return "Where the time of a step goes"
@@ -48,13 +48,13 @@ def step_finding(group: Group) -> str:
 
 
 def _ends(entry: Entry) -> tuple[int, float] | None:
-    """Return (steps, seconds) of a run's whole training; None where it has no losses."""
+    """Return (steps, seconds) of a run's whole training; None without losses."""
     points = entry.typical.measured and entry.steps[0].train
     return (points[-1].step + 1, points[-1].seconds) if points else None
 
 
 def time_finding(group: Group) -> str:
-    """Say how long training takes with the baseline and with the fastest codec, where they differ most."""
+    """Return the training times of the baseline and of the fastest codec, over the network where they differ most."""
     said: dict[float, str] = {}
     for network in group.networks:
         base = group.baseline(network)
@@ -71,24 +71,24 @@ def time_finding(group: Group) -> str:
 
 
 def loss_finding(group: Group) -> str:
-    """Say how far the codecs' last validation losses lie from the baseline's, and whether chance explains it."""
-    found: list[tuple[float, str, bool]] = []
+    """Return the largest difference of a last validation loss from the baseline's, and whether it is significant."""
+    differences: list[tuple[float, str, bool]] = []
     seeds = 1
     for (network, codec), entry in group.cells.items():
         compared = group.compared(network, entry) if entry.ok and codec != BASELINE else None
         if compared is None or compared.loss_difference is None or remarks.remark(codec) == remarks.CONTROL:
             continue
         seeds = max(seeds, len({run.seed for run in entry.steps}))
-        found.append((compared.loss_difference.value, codec, compared.loss_separable))
-    if not found:
+        differences.append((compared.loss_difference.value, codec, compared.loss_separable))
+    if not differences:
         return "Loss against steps"
-    value, codec, separable = max(found, key=lambda each: abs(each[0]))
+    value, codec, separable = max(differences, key=lambda each: abs(each[0]))
     sure = "one seed" if seeds == 1 else f"{seeds} seeds, {'separable' if separable else 'not separable'}"
-    return f"Furthest from {BASELINE}'s validation loss ends {codec}: {value:+.3f} nats ({sure})"
+    return f"{codec} ends furthest from {BASELINE}'s validation loss: {value:+.3f} nats ({sure})"
 
 
 def bytes_finding(group: Group) -> str:
-    """Say which codec sends the fewest bytes."""
+    """Name the codec that sends the fewest bytes."""
     sent = {codec: each for codec, each in payloads(group).items() if remarks.remark(codec) != remarks.CONTROL}
     base = sent.pop(BASELINE, None)
     if not base or not sent:
@@ -100,7 +100,7 @@ def bytes_finding(group: Group) -> str:
 
 
 def efficiency_finding(group: Group) -> str:
-    """Say how far the furthest step lies from its ideal."""
+    """Return the largest ratio of a step to its ideal."""
     known = efficiencies(group)
     if not known:
         return "Efficiency: ideal step / measured step"

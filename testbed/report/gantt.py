@@ -1,4 +1,4 @@
-"""One step of a run as a Gantt chart: what each stage did, and which frames were in flight."""
+"""Draws one step of a run as a Gantt chart: the actions of each stage, and the frames in flight."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from testbed.report.style import INK, MUTED, PAPER, Look
 from testbed.spec import Cell
 
 _ROW = 0.36
-"""The height of a row, in inches."""
+"""Height of a row, in inches."""
 _KINDS: dict[Activity, str] = {
     "forward": "forward",
     "backward": "backward",
     "local": "local step",
     "encode": "encode, decode",
     "update": "update",
-    "wire": "waits: input under way",
+    "wire": "waits: input in flight",
     "wait": "waits for another stage",
 }
-"""What the legend calls a kind of bar."""
+"""Legend text of each kind of bar."""
 _DIGIT = 0.075
-"""The width of a digit on a bar, in inches."""
+"""Width of a digit on a bar, in inches."""
 _LANES = 4
-"""How many frames of one boundary are drawn below each other; further ones lie on top of each other."""
+"""Maximum number of frames of one boundary drawn below each other; further ones overlap."""
 _MOST_NUMBERED = 2
-"""The largest number of lanes in a row that are still high enough for a number."""
+"""Maximum number of lanes in a row that are high enough for a number."""
 _AXES = 8.6
-"""The width of the time axis, in inches."""
+"""Width of the time axis, in inches."""
 
 
 def _mixed(colour: str, other: str, share: float) -> str:
@@ -50,7 +50,7 @@ def _mixed(colour: str, other: str, share: float) -> str:
 
 
 def _fills(look: Look) -> dict[Activity, str]:
-    """Return shades of the codec's colour for forward and backward, ink for the codec's own work, pale for waiting."""
+    """Return shades of the codec's colour for forward and backward, ink for the codec's work, pale for waiting."""
     return {
         "forward": _mixed(look.colour, PAPER, 0.35),
         "backward": _mixed(look.colour, INK, 0.25),
@@ -65,25 +65,25 @@ def _fills(look: Look) -> dict[Activity, str]:
 
 
 class Bar(NamedTuple):
-    """A span of time in a row: of a stage, or of the frames from one stage to another."""
+    """A time span in the row of a stage, or of the frames from one stage to another."""
 
     row: float
-    """Nodes from 0; then a pipeline's boundaries, first stage's first, each in both directions. Frames in flight at
-    once lie below each other in their row."""
+    """Nodes from 0; then a pipeline's boundaries, the first stage's first, each in both directions. Simultaneous frames
+    lie below each other in their row."""
     height: float
     """As a share of a row; 0 for a line."""
     begin_ns: int
     end_ns: int
     kind: Activity | Literal["queued"]
-    """Of a frame its direction, or that it waited for the frame before it."""
+    """Activity; for a frame its direction, or 'queued' while it waited for the previous frame."""
     number: str
-    """Its micro-batch where that fits; empty otherwise."""
+    """Its micro-batch, if it fits; otherwise empty."""
     words: str
-    """What it is and how long it lasted."""
+    """Description with duration."""
 
 
 def step_kinds(cell: Cell) -> list[tuple[Activity, str]]:
-    """Return the kinds of bars that a cell's steps may have, and what a legend calls them."""
+    """Return the kinds of bars in a cell's steps, with their legend texts."""
     others = {"forward", "backward", "local"} - set(cell.parallelism.computes)
     return [(kind, label) for kind, label in _KINDS.items() if kind not in others]
 
@@ -94,13 +94,13 @@ def row_names(cell: Cell) -> list[str]:
 
 
 def _boundaries(cell: Cell) -> list[tuple[int, int]]:
-    """Return what frames of a pipeline cross. Workers' messages all overlap, so they have no rows."""
+    """Return the boundaries that frames of a pipeline cross. Workers' messages overlap, so they have no rows."""
     lefts = range(cell.pipeline.stages - 1)
     return [pair for left in lefts for pair in ((left, left + 1), (left + 1, left))]
 
 
 def bars(step: PipelineStep, cell: Cell) -> Iterator[Bar]:
-    """Yield what each node did in a step, and which frames were in flight; times are the lab's, words are not."""
+    """Yield the actions of each node in a step, and the frames in flight; bars have lab times, texts emulated times."""
     dilation = cell.compute.dilation
 
     def said(what: str, begin_ns: int, end_ns: int) -> str:
@@ -125,7 +125,7 @@ def bars(step: PipelineStep, cell: Cell) -> Iterator[Bar]:
             y, sent = row + 0.72 * ((lane + 0.5) / used - 0.5), flight.sent
             name = f"{pair[0]} to {pair[1]}, {flight.direction} of micro-batch {sent.microbatch}, {sent.frame_bytes} B"
             if sent.first_byte_ns > sent.queued_ns:
-                words = said(f"{name}, behind the frame before it", sent.queued_ns, sent.first_byte_ns)
+                words = said(f"{name}, waiting for the previous frame", sent.queued_ns, sent.first_byte_ns)
                 yield Bar(y, 0.0, sent.queued_ns, sent.first_byte_ns, "queued", "", words)
             number = str(sent.microbatch) if used <= _MOST_NUMBERED else ""
             words = said(name, sent.first_byte_ns, flight.end_ns)
@@ -133,7 +133,7 @@ def bars(step: PipelineStep, cell: Cell) -> Iterator[Bar]:
 
 
 def median_step(steps: Sequence[PipelineStep]) -> PipelineStep | None:
-    """Return the counted step whose duration is nearest to their median; None where there is none."""
+    """Return the measured step whose duration is nearest to the median; None if there is none."""
     chosen = steady(steps)
     if not chosen:
         return None
@@ -142,7 +142,7 @@ def median_step(steps: Sequence[PipelineStep]) -> PipelineStep | None:
 
 
 def _lanes(times: Sequence[tuple[float, float]]) -> list[int]:
-    """Give each (begin, end), in order of their begin, the first lane that is free then; the last one where none is."""
+    """Assign each (begin, end), ordered by begin, to the first free lane, or to the last one if none is free."""
     free = [float("-inf")] * _LANES
     chosen = []
     for begin, end in times:
@@ -153,7 +153,7 @@ def _lanes(times: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _draw_bar(axes: Axes, bar: Bar, begin: float, end: float, colour: str, **how: Any) -> None:
-    """Draw a bar; its number is left out where it does not fit."""
+    """Draw a bar, with its number if it fits."""
     (drawn,) = axes.barh(bar.row, end - begin, bar.height, left=begin, color=colour, **{"lw": 0, **how})
     hover(drawn, bar.words)
     left, right = axes.get_xlim()
@@ -166,12 +166,12 @@ def _draw_bar(axes: Axes, bar: Bar, begin: float, end: float, colour: str, **how
 def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     """Draw the measured step whose duration is nearest to the median.
 
-    ResultsError where the run has no measured step.
+    ResultsError if the run has no measured step.
     """
     cell, stages = result.cell, result.cell.nodes
     step = median_step(align(result.records))
     if step is None:
-        raise ResultsError(f"{result.run.folder} has no measured step, so there is none to draw")
+        raise ResultsError(f"{result.run.folder} has no measured step to draw")
     fills = _fills(look)
     *filled, (wait, waits) = step_kinds(cell)
     legend: list[Handle] = [Patch(facecolor=fills[kind], label=label) for kind, label in filled]
@@ -199,38 +199,38 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
 
 
 def _finding(result: Result, step: PipelineStep) -> str:
-    """Say how much of a step stages compute and wait for what is on its way."""
+    """Return the shares of a step that stages compute and wait."""
     split, lasts = result.measured.split, seconds(step.seconds / result.cell.compute.dilation)
     total = sum(split.model_dump().values()) if split else 0.0
     if split is None or not total:
         return f"step {step.number}, {lasts}"
     compute, wire, wait = (100 * part / total for part in (split.compute_s, split.wire_s, split.wait_s))
     who = f"{result.cell.parallelism.unit}s"
-    return f"of {lasts} {who} compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
+    return f"in {lasts} {who} compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
 
 
 def step_words(result: Result, step: PipelineStep) -> str:
-    """Say which step it is, and how to read it."""
+    """Name the step, and explain how to read it."""
     seconds = step.seconds / result.cell.compute.dilation
-    stands = "" if result.sound else ", which is not to be relied on"
+    stands = "" if result.sound else ", which is unreliable"
     early = (
-        " A stage that was done with the step before began early, left of 0."
+        " A stage that had finished the previous step began early, left of 0."
         if step.begin_ns > min(step.free_ns)
         else ""
     )
     which = f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}."
     if result.cell.parallelism.unit != "stage":
         early = early.replace("stage", "node")
-        return f"{which} What each node did; what it waits for are the messages of others.{early}"
+        return f"{which} Actions of each node; it waits for the messages of others.{early}"
     return (
-        f"{which} Numbers are micro-batches. Above: what each stage did. Below: frames from one stage to another, "
+        f"{which} Numbers are micro-batches. Above: the actions of each stage. Below: frames between stages, "
         "activations in the shade of forward and gradients in that of backward, from the first byte handed to the "
-        f"kernel to the last byte received; a thin line in front: the frame waited for the one before it.{early}"
+        f"kernel to the last byte received; a thin line in front: waiting for the previous frame.{early}"
     )
 
 
 def usual(group: Group, settings: str) -> list[Drawing]:
-    """Draw fp32 and the fastest other codec over the slowest network on which a run finished."""
+    """Draw fp32 and the fastest other codec over the slowest network with a finished run."""
     looks = group_looks(group)
     for network in reversed(group.networks):
         timed = [entry for entry in group.finished(network) if entry.measured.step_s is not None]

@@ -1,4 +1,4 @@
-"""A page that lists every sweep of a folder of results, and links to its report and to what it was compared with."""
+"""A page that lists every sweep of a folder of results, with links to its report and comparisons."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from testbed.report.templates import write_page
 
 
 def sweeps(folder: Path) -> list[Path]:
-    """Return the result folders of a folder, by name: those that hold a sweep's record."""
+    """Return the result folders in a folder, by name: those with a sweep's record."""
     return sorted(path.parent for path in folder.glob("*/sweep.json"))
 
 
 def write_index(folder: Path) -> Path:
-    """Write `index.html` into a folder of result folders; return it. ResultsError where there is none in it."""
-    found = sweeps(folder)
-    if not found:
-        raise ResultsError(f"{folder} holds no result folder (one with a sweep.json in it); run a sweep first")
-    rows = [_row(path) for path in found]
+    """Write `index.html` into a folder of result folders; return it. ResultsError if there are none."""
+    folders = sweeps(folder)
+    if not folders:
+        raise ResultsError(f"{folder} has no result folder (one with a sweep.json); run a sweep first")
+    rows = [_row(path) for path in folders]
     return write_page(folder / "index.html", "index", title="All results", rows=rows, version=__version__)
 
 
 def _row(path: Path) -> dict[str, Any]:
-    """Return what the index says of a result folder: its name, question, counts, and the addresses of its pages, seen
-    from the index: of the report, empty where none was written, and of those that show it against another.
+    """Return the index entry of a result folder: its name, question, counts, and the addresses, relative to the index,
+    of its report (empty if there is none) and of its comparisons with other folders.
     """
     sweep = results.last_sweep(path)
     good = [result for result in read_runs(latest(path, sweep.cells)) if result.ok]

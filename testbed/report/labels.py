@@ -1,4 +1,4 @@
-"""Short labels beside the marks of a figure, placed so that none covers a mark or another label."""
+"""Places short labels next to the marks of a figure, so that none covers a mark or another label."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from matplotlib.transforms import Bbox
 from testbed.report import style
 
 _TOGETHER = 4.0
-"""The distance, in points of the page, within which marks share a label."""
+"""Distance below which marks share a label, in points of the page."""
 _MARK, _DIGIT, _LINE = 4.0, 3.9, 7.0
-"""Half a mark's size, and the width and height of a label's character, in points of the page."""
+"""Half the size of a mark, and the width and height of a label's character, in points of the page."""
 
 
 class Mark(NamedTuple):
-    """A point of the data, its label and the label's colour."""
+    """A data point, its label and the label's colour."""
 
     x: float
     y: float
@@ -26,7 +26,7 @@ class Mark(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """The place of marks that share a label, in points of the page."""
+    """Position of marks that share a label, in points of the page."""
 
     x: float
     y: float
@@ -38,10 +38,10 @@ class _Spot(NamedTuple):
 
 
 def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
-    """Label the marks of a panel whose scales and limits are set. Marks that cover each other share a label."""
+    """Label the marks of a panel whose scales and limits are set. Overlapping marks share a label."""
     figure = panel.get_figure(root=True)
     assert figure is not None  # `canvas` made the panel
-    figure.draw_without_rendering()  # lays it out: where a mark is decides which place beside it is free
+    figure.draw_without_rendering()  # computes the layout, which determines the free places next to marks
     spots: list[_Spot] = []
     for mark in marks:
         across, up = (float(value) for value in panel.transData.transform((mark.x, mark.y)) * 72 / panel.figure.dpi)
@@ -71,7 +71,7 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _free(spot: _Spot, width: float, taken: list[Bbox]) -> Bbox:
-    """Return the nearest free place for a label of that width beside a spot; the last one tried if there is none."""
+    """Return the nearest free place for a label of that width next to a spot; the last one tried if there is none."""
     box = spot.box
     for distance in (_MARK + 1, 2 * _MARK, 4 * _MARK, 6 * _MARK, 8 * _MARK):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):

@@ -1,4 +1,4 @@
-"""Figures of the loss against training time and against steps."""
+"""Figures of the loss over training time and over steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.report.style import MUTED, PAPER, Look
 
 
 class CombinedCurve(NamedTuple):
-    """The curves of an entry's runs as one, with the band of its seeds."""
+    """The combined curves of an entry's runs, with the band of its seeds."""
 
     steps: list[int]
     seconds: list[float]
@@ -44,14 +44,12 @@ class CombinedCurve(NamedTuple):
 
 
 def window(points: Sequence[LossPoint]) -> int:
-    """Return how many steps a smoothed training loss averages over: an odd number, about a fifteenth of all."""
+    """Return the smoothing window of a training loss in steps: an odd number, about a fifteenth of all."""
     return len(points) // 30 * 2 + 1
 
 
 def smooth(points: Sequence[LossPoint]) -> list[LossPoint]:
-    """Replace each loss by the mean of the steps around it, fewer at the ends; a mean of past steps alone would lag
-    behind.
-    """
+    """Replace each loss by the mean of the surrounding steps, fewer at the ends; a trailing mean would lag behind."""
     half = window(points) // 2
     smoothed = []
     for index, point in enumerate(points):
@@ -61,7 +59,7 @@ def smooth(points: Sequence[LossPoint]) -> list[LossPoint]:
 
 
 def combine_curves(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint]]) -> CombinedCurve:
-    """Combine one curve of each run. Runs of a seed have the same losses, so each seed counts once in the band."""
+    """Combine one curve of each run. Runs of a seed have equal losses, so each seed counts once in the band."""
     band = bands(list({run.seed: curve for run, curve in zip(runs, curves, strict=True)}.values()))
     moments: dict[int, list[float]] = {}
     for curve in curves:
@@ -75,9 +73,7 @@ def combine_curves(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint
 def differences(
     curves: Sequence[Sequence[LossPoint]], runs: Sequence[RunSteps], base: Mapping[int, Mapping[int, float]]
 ) -> list[list[LossPoint]]:
-    """Return the difference of each curve from the same seed in `base` (seed -> step -> loss); empty where that is
-    missing.
-    """
+    """Return the difference of each curve from the same seed in `base` (seed -> step -> loss); empty if missing."""
     less = []
     for run, curve in zip(runs, curves, strict=True):
         known = base.get(run.seed, {})
@@ -86,14 +82,14 @@ def differences(
 
 
 def floors(group: Group) -> list[float]:
-    """Return the unigram floors of a group's texts: one, where all runs learned from the same."""
+    """Return the unigram floors of a group's texts: a single one if all runs learned the same text."""
     known = {entry.measured.unigram_floor for entry in group.entries if entry.ok}
     return sorted(floor for floor in known if floor is not None)
 
 
 def draw_floor(axes: Axes, floor: float) -> None:
-    """Draw the unigram floor as a line with its name, where it lies within the axis; a loss above it is of a model that
-    has learned word frequencies at best.
+    """Draw the unigram floor as a labelled line, if it is within the axis; a model with a loss above it has learned
+    word frequencies at best.
     """
     low, high = axes.get_ylim()
     if low <= floor <= high:
@@ -103,18 +99,18 @@ def draw_floor(axes: Axes, floor: float) -> None:
 
 
 def floor_words(floors: Sequence[float]) -> str:
-    """Say what the line of the floor is, for a caption; empty where no floor is known."""
+    """Explain the line of the floor, for a caption; empty if no floor is known."""
     if not floors:
         return ""
     values = " or ".join(f"{floor:.2f}" for floor in floors)
     return (
-        f" Unigram floor: {values} nats, the loss of a model that knows how often each token occurs in the training "
-        "part and nothing else."
+        f" Unigram floor: {values} nats, the loss of a model that knows only the frequency of each token in the "
+        "training part."
     )
 
 
 def _key(group: Group) -> list[Handle]:
-    """Return what the legend says about lines, pale lines, bands and markers."""
+    """Return the legend of lines, pale lines, bands and markers."""
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     widths = sorted({window(run.train) for run in runs})
     seeds = max((len({run.seed for run in entry.steps}) for entry in group.entries if entry.ok), default=1)
@@ -154,7 +150,7 @@ def _draw(axes: Axes, train: CombinedCurve, line: CombinedCurve, entry: Entry, l
 
 
 def loss_against_time(group: Group, foot: str) -> Drawing:
-    """Draw the loss against training time, one panel per network."""
+    """Draw the loss over training time, one panel per network."""
     looks, title = group_looks(group), time_finding(group)
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     losses = [point.loss for run in runs for point in (*run.train, *run.validation)]
@@ -164,7 +160,7 @@ def loss_against_time(group: Group, foot: str) -> Drawing:
     }
     lengths, shared = share_axis({network: max(several, default=0.0) for network, several in ends.items()})
     if not shared:
-        foot = f"Each panel has a time axis of its own. {foot}"
+        foot = f"Each panel has its own time axis. {foot}"
     figure, panels = network_panels(group, title, 2.2, [*codec_legend(group), *_key(group)], foot)
     for index, (network, axes) in enumerate(panels.items()):
         for entry in group.finished(network):
@@ -182,17 +178,17 @@ def loss_against_time(group: Group, foot: str) -> Drawing:
         else:
             axes.tick_params(labelleft=False)
     caption = (
-        "Validation is made with the codec in place. Time is the sum of the training steps, without evaluations. "
+        "Validation runs with the codec in place. Time is the sum of the training steps, without evaluations. "
         f"The panels share the loss axis{' and the time axis' if shared else ''}.{floor_words(floors(group))}"
     )
     return Drawing("loss-time", title, caption, figure)
 
 
 def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
-    """Draw the loss against steps, and its difference from fp32, seed by seed.
+    """Draw the loss over steps, and its difference from fp32, seed by seed.
 
-    With `same_maths` (each codec's losses are the same over every network) a codec is drawn once, else every entry is
-    drawn.
+    With `same_maths` (each codec's losses are equal over every network) each codec is drawn once, otherwise every
+    entry.
     """
     looks, title = group_looks(group), loss_finding(group)
     figure, (left, right) = canvas(title, 2.75, [*codec_legend(group), *_key(group)], foot, 2, columns=2)
@@ -225,6 +221,6 @@ def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
     if not same_maths:
         networks = " The losses of a codec differ between networks, so every run is drawn."
     elif len(group.networks) > 1:
-        networks = " The losses of a codec are bit for bit the same over every network, so each codec is drawn once."
-    words = f"Validation is made with the codec in place.{networks}{floor_words(floors(group))}"
+        networks = " The losses of a codec are bit-identical over all networks, so each codec is drawn once."
+    words = f"Validation runs with the codec in place.{networks}{floor_words(floors(group))}"
     return Drawing("loss-steps", title, words, figure)

@@ -1,7 +1,7 @@
-"""Maps over a grid of rate and delay: which codec to take where, what it is worth, and where each stops paying.
+"""Maps over a grid of rate and delay: the best codec, its speed-up, and the rate at which each codec stops paying.
 
-They are drawn from the frame of `experiments.runs_frame`: the cells of one device are those whose durations have one
-source, and a network is a point of the grid when all its links are alike and shaped the same way up and down.
+They are drawn from the frame of `experiments.runs_frame`. Cells with the same source of durations belong to one device;
+a network is a point of the grid if all its links are equal, and symmetric.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from matplotlib.patches import Patch, Rectangle
 
 from testbed import units
 from testbed.errors import ResultsError
-from testbed.report import canvas
+from testbed.report import canvas, plots
 from testbed.report.canvas import Handle
 from testbed.report.remarks import labelled
 from testbed.report.style import INK, MUTED, PAPER, looks
 
 BASELINE = "fp32"
 MILDEST_WITHIN = 0.05
-"""A codec this close to the fastest is as good as that: of those, a map takes the one that sends most bits."""
+"""Codecs within this share of the fastest are equivalent; a map shows the one of them that sends the most bits."""
 PAYS = 1.05
-"""The speed-up below which a codec no longer pays."""
+"""Speed-up below which a codec no longer pays."""
 _LEVELS = (PAYS, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 _SHADES = LinearSegmentedColormap.from_list("speed-up", ["#f7f9fb", "#9ecae1", "#3182bd", "#08306b"])
 
@@ -45,27 +45,26 @@ class Grid:
     device: str
     rates_bps: tuple[int, ...]
     delays_s: tuple[float, ...]
-    """One way, on one link."""
+    """One-way delays of one link."""
     step_s: Mapping[str, Matrix]
-    """By codec, most bytes first, of as many the faster one: (delays, rates), NaN where there is no run, or none to
-    rely on."""
+    """By codec, most bytes first, on a tie the faster one first: (delays, rates), NaN without a reliable run."""
 
     def speed_up(self, codec: str) -> Matrix:
-        """Return how many times as fast as the baseline a codec's steps are. ResultsError where there is none."""
+        """Return the speed-up of a codec over the baseline. ResultsError without a run of the baseline."""
         if BASELINE not in self.step_s:
-            raise ResultsError(f"device {self.device}: there is no run of {BASELINE}, which others are compared with")
+            raise ResultsError(f"device {self.device}: there is no run of the baseline {BASELINE}; add one")
         gains: Matrix = self.step_s[BASELINE] / self.step_s[codec]
         return gains
 
     @property
     def best_s(self) -> Matrix:
-        """The shortest step time of any codec; NaN where any codec's is missing: the best may be that one."""
+        """The shortest step time of any codec; NaN if any codec's is missing, which might be the best."""
         best: Matrix = np.min(list(self.step_s.values()), axis=0)
         return best
 
     def mildest(self) -> npt.NDArray[np.int64]:
-        """Return the number, in the order of `step_s`, of the codec with most bits among those within MILDEST_WITHIN of
-        the fastest; -1 where a codec's time is missing.
+        """Return the index in `step_s` of the codec with the most bits among those within MILDEST_WITHIN of the
+        fastest; -1 if a codec's time is missing.
         """
         near = np.stack([times <= self.best_s * (1 + MILDEST_WITHIN) for times in self.step_s.values()])
         return np.where(np.isnan(self.best_s), -1, near.argmax(axis=0))
@@ -74,24 +73,24 @@ class Grid:
 def grids(frame: Any) -> list[Grid]:
     """Return the grid of each device in a frame of runs (`experiments.runs_frame`), slowest first.
 
-    Times are means over the runs of a cell. Runs without a passing certificate count as missing. ResultsError where no
+    Times are means over the runs of a cell. Runs without a passing certificate count as missing. ResultsError if no
     network is a point of a grid.
     """
     points = frame[_on_grid(frame)]
     if points.empty:
-        raise ResultsError("no network of these results is shaped alike up and down, so there is no grid to draw")
+        raise ResultsError("no network of these results is symmetric, so there is no grid to draw")
     points = points.assign(device=[device_of(source) for source in points["compute.source"]])
     made = [_grid(device, cells) for device, cells in points.groupby("device", sort=False)]
     return sorted(made, key=lambda grid: -float(np.nanmin(grid.best_s, initial=math.inf)))
 
 
 def _on_grid(frame: Any) -> Any:
-    """Return whether each row's links are a `link(RATE, DELAY)` and nothing more."""
+    """Return whether each row's links are a plain `link(RATE, DELAY)`."""
     return frame.network.str.fullmatch(r"link-[^-+]+-[^-+]+") & (frame.up_rate_bps == frame.down_rate_bps)
 
 
 def device_of(source: object) -> str:
-    """Return the device that a cell's `compute.source` names."""
+    """Return the device named in a cell's `compute.source`."""
     return str(source).partition(":")[0] if isinstance(source, str) else "this machine"
 
 
@@ -99,7 +98,7 @@ def _grid(device: str, cells: Any) -> Grid:
     times = cells.assign(delay=cells.round_trip_s / 2, rate=cells.up_rate_bps.astype(int))
     rates, delays = sorted(set(times.rate)), sorted(set(times.delay))
     sizes = times.groupby("codec")[["payload_bytes_per_step", "step_s"]].mean()
-    # Payloads that differ by a header are as long as one another.
+    # Payloads that differ only by a header count as equal.
     order = sorted(sizes.itertuples(), key=lambda of: (-round(20 * math.log(of.payload_bytes_per_step)), of.step_s))
     step_s = {}
     for codec in (of.Index for of in order):
@@ -110,9 +109,9 @@ def _grid(device: str, cells: Any) -> Grid:
 
 
 def stops_paying_bps(rates_bps: Sequence[float], speed_ups: Sequence[float]) -> float:
-    """Return the rate at which a codec's speed-up first falls under PAYS, on a line of log rate between two points.
+    """Return the rate at which a codec's speed-up first falls below PAYS, interpolated linearly in the log of the rate.
 
-    0 where it does not pay at the slowest rate, infinity where it pays at all; points that are NaN are left out.
+    0 if it does not pay at the slowest rate, infinity if it pays at all rates; ignores points that are NaN.
     """
     known = [(rate, gain) for rate, gain in zip(rates_bps, speed_ups, strict=True) if not math.isnan(gain)]
     if not known:
@@ -128,7 +127,7 @@ def stops_paying_bps(rates_bps: Sequence[float], speed_ups: Sequence[float]) -> 
 
 # ---------------------------------------------------------------------- figures
 def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
-    """Draw which codec to take over each link, one panel per device, with its speed-up over the baseline in it."""
+    """Draw the best codec for each link with its speed-up over the baseline, one panel per device."""
     codecs = _codecs(made)
     chosen = [codec for number, codec in enumerate(codecs) if any((grid.mildest() == number).any() for grid in made)]
     every = looks(codecs)
@@ -157,7 +156,7 @@ def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
 
 
 def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
-    """Draw how much faster than the baseline the fastest codec is over each link."""
+    """Draw the speed-up of the fastest codec over the baseline for each link."""
     most = max(np.nanmax(grid.speed_up(BASELINE) * grid.step_s[BASELINE] / grid.best_s) for grid in made)
     levels = [1.0, *(level for level in _LEVELS if level < most), max(float(most), PAYS)]
     norm = BoundaryNorm(levels, 256)
@@ -174,9 +173,9 @@ def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
 
 
 def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
-    """Draw the rate at which each codec stops paying, by the links' delay, one panel per device.
+    """Draw the rate at which each codec stops paying, over the links' delay, one panel per device.
 
-    A triangle at the upper edge says that it still pays at the fastest rate, one at the lower edge that it never does.
+    A triangle at the upper edge means that it still pays at the fastest rate, one at the lower edge that it never does.
     """
     codecs = [codec for codec in _codecs(made) if codec != BASELINE]
     every = looks(_codecs(made))
@@ -194,8 +193,8 @@ def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
         if codec in grid.step_s
     }
     rates = sorted({rate for grid in made for rate in grid.rates_bps})
-    found = [limit for each in limits.values() for limit in each if 0 < limit < math.inf] or rates
-    never, always = max(rates[0], min(found) / 4), rates[-1] * 1.3
+    finite = [limit for each in limits.values() for limit in each if 0 < limit < math.inf] or rates
+    never, always = max(rates[0], min(finite) / 4), rates[-1] * 1.3
     for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
         x = [1e3 * delay for delay in grid.delays_s]
         for codec in codecs:
@@ -204,11 +203,11 @@ def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
             axes.plot(x, inside, color=look.colour, ls=look.dash, marker=look.marker, ms=4)
             for marker, edge, at in (("^", always, math.inf), ("v", never, 0.0)):
                 beyond = [each for each, limit in zip(x, own, strict=True) if limit == at]
-                if beyond:  # one without points would take room at the figure's corner
+                if beyond:  # an empty series would take space in the figure's corner
                     axes.plot(beyond, [edge] * len(beyond), ls="none", marker=marker, color=look.colour, clip_on=False)
         axes.set(xscale="log", yscale="log", ylim=(never / 1.15, always * 1.15))
         axes.set_title(grid.device)
-        axes.set_xlabel("delay of a link, one way, ms")
+        axes.set_xlabel("one-way delay of a link, ms")
         _tick(axes, "x", x, [f"{delay:g}" for delay in x])
         first = number % 3 == 0
         shown = [rate for rate in rates if rate >= never]
@@ -222,7 +221,7 @@ _CENTRED: Any = {"ha": "center", "va": "center"}
 
 
 def _hatch(axes: Axes, missing: npt.NDArray[np.bool_]) -> None:
-    """Mark the cells of a map that have no number."""
+    """Hatch the cells of a map without a number."""
     for row, column in np.argwhere(missing):
         axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
 
@@ -243,7 +242,7 @@ def _gain(gain: float) -> str:
 
 
 def _regions(chosen: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (row, begin, end, number): the longest run of each number in any row, in the row nearest to the middle."""
+    """Yield (row, begin, end, number): the longest run of each number in any row, in the row nearest to the centre."""
     longest: dict[int, tuple[int, float, int, int]] = {}
     for row, line in enumerate(chosen):
         at = 0
@@ -263,19 +262,15 @@ def _readable_on(colour: str) -> str:
 
 
 def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings: str) -> tuple[Figure, list[Axes]]:
-    """Make a panel for each device whose cells are as large as one another, whatever their rates and delays."""
+    """Make a panel for each device, with cells of equal size regardless of their rates and delays."""
     figure, panels = canvas.canvas(title, 2.6, legend, settings, len(made), columns=min(3, len(made)))
     for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
-        axes.grid(visible=False)
         axes.set_title(grid.device)
-        axes.set(xlim=(0, len(grid.rates_bps)), ylim=(0, len(grid.delays_s)))
-        axes.set_xticks(np.arange(len(grid.rates_bps)) + 0.5, [_short_rate(rate) for rate in grid.rates_bps])
-        axes.set_yticks(np.arange(len(grid.delays_s)) + 0.5, [f"{1e3 * delay:g}" for delay in grid.delays_s])
+        rates, delays = map(_short_rate, grid.rates_bps), [f"{1e3 * delay:g}" for delay in grid.delays_s]
+        label = "delay of a link, one way, ms" if number % 3 == 0 else ""
+        plots.cells(axes, list(rates), delays, "rate of a link, Mbit/s (G: Gbit/s)", label)
         axes.tick_params(length=0, labelsize=7.5)
-        axes.set_xlabel("rate of a link, Mbit/s (G: Gbit/s)")
-        if number % 3 == 0:
-            axes.set_ylabel("delay of a link, one way, ms")
-    figure.draw_without_rendering()  # lays it out: how wide a cell is decides whether a name fits into it
+    figure.draw_without_rendering()  # computes the layout: the width of a cell determines whether a name fits
     return figure, panels
 
 

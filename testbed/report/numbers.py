@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from testbed.metrics.statistics import Interval
 
@@ -43,22 +43,29 @@ def percent(share: float, form: str = "{:.1f}") -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Join words: 'a, b and c'; empty where there is none."""
+    """Join words: 'a, b and c'; empty without words."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def interval(ends: Interval | tuple[float, float] | None, form: str) -> str:
-    """Write an interval as '[1.32, 1.39]'; empty where there is none."""
+    """Write an interval as '[1.32, 1.39]'; empty for None."""
     return "" if ends is None else f"[{form.format(ends[0])}, {form.format(ends[1])}]"
 
 
+def span(values: Iterable[float], form: Callable[[float], str], unit: str = "") -> str:
+    """Write the range of values, '1.2 to 3.4 s'; a single number if both ends read the same."""
+    known = list(values)
+    ends = form(min(known)), form(max(known))
+    return f"{' to '.join(dict.fromkeys(ends))}{unit}"
+
+
 def byte_unit(values: Iterable[float | None]) -> tuple[float, str]:
-    """Return the unit that suits the largest value, as its factor and name."""
+    """Return the best unit for the largest value, as its factor and name."""
     largest = max((value for value in values if value is not None), default=0.0)
     return next(((unit, name) for unit, name in _SIZES if largest >= unit), _SIZES[-1])
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:
-    """Write a table in Markdown; the columns named in `right` are aligned to the right."""
+    """Write a table in Markdown; the columns named in `right` are right-aligned."""
     rule = ["---:" if heading in right else "---" for heading in headings]
     return "".join(f"| {' | '.join(line)} |\n" for line in (headings, rule, *rows))

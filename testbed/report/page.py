@@ -1,6 +1,6 @@
-"""The report of a sweep: an HTML page, its figures beside it as PNG and SVG, and a page for each cell.
+"""The report of a sweep: an HTML page, its figures as PNG and SVG, and a page for each cell.
 
-Reads results, starts nothing. The pages need no network and no server.
+Reads results, runs nothing. The pages need neither network nor server.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from testbed.report.comparison import ComparisonTable, comparison_table
 from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.entry import Result
 from testbed.report.lines import loss_against_steps, loss_against_time
-from testbed.report.live import live_sentences
+from testbed.report.live_checked import live_sentences
 from testbed.report.settings import flat, settings_line, settings_words
 from testbed.report.templates import write_page
 from testbed.report.utilisation import utilisation
 from testbed.results import CompareSpec
 
 _MOST_NETWORKS = 9
-"""Networks that the figures of a group show; the table has all."""
+"""Maximum number of networks in the figures of a group; the table has all."""
 _INSIDE = 700_000
-"""Characters of figures that a page holds; the browser fetches further ones when they are scrolled to."""
+"""Maximum size of inline figures in a page, in characters; the browser loads further ones lazily."""
 
 
 class _Figure(NamedTuple):
@@ -42,7 +42,7 @@ class _Figure(NamedTuple):
     caption: str
     details: tuple[str, ...]
     picture: Markup
-    """The figure itself, or where it is."""
+    """The figure itself, or a reference to its file."""
 
 
 class _Section(NamedTuple):
@@ -55,11 +55,11 @@ class _Section(NamedTuple):
 
 def write_report(experiment: Path, page: Path, index: Path | None = None) -> Path:
     """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures`
-    beside it and a page for each cell to the folder `cells`.
+    next to it, and a page for each cell to the folder `cells`.
 
-    `experiment` is a result folder. Of each cell all runs that ended well count; where none did, the newest is listed
-    with its error. `index`: the page of all results, to be linked. Returns `page`. ResultsError when there is no run at
-    all or a file cannot be read; SpecError when the page cannot be written.
+    `experiment` is a result folder. All successful runs of each cell count; without one, the newest run is listed with
+    its error. `index`: the page of all results, to link to. Returns `page`. ResultsError if there are no runs or a file
+    cannot be read; SpecError if the page cannot be written.
     """
     sweep = results.last_sweep(experiment)
     runs_read = collect.read_runs(collect.latest(experiment, sweep.cells))
@@ -87,7 +87,7 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
         columns=shown[0].columns,
         labelled=len(groups) > 1,
         pages=cell_pages(groups),
-        live=live_sentences(experiment, sweep),
+        live=[*collect.left_out(experiment, sweep.cells), *live_sentences(experiment, sweep)],
         passed=sum(one.verdict == "PASS" for one in certificates),
         runs=len(certificates),
         uncertified=[one for one in certificates if one.verdict != "PASS"],
@@ -103,12 +103,12 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
 
 
 def _verdicts(experiment: Path, asked: CompareSpec | None) -> list[list[str]]:
-    """Return the comparisons that the file asks for as rows of text, the headings first; the same numbers as in an
-    experiment's comparisons.csv. Empty where nothing is asked for or can be compared.
+    """Return the requested comparisons as rows of text, headings first, with the same numbers as an experiment's
+    comparisons.csv. Empty if there is nothing to compare.
     """
     if asked is None:
         return []
-    # pandas takes half a second, which only a sweep that asks should wait
+    # importing pandas takes half a second, so only sweeps with comparisons do it
     from testbed.report import experiment_tables, experiment_verdicts, experiments
 
     seeds = experiment_tables.seeds_frame(experiment, experiments.runs_frame(experiment))
@@ -121,11 +121,11 @@ def _verdicts(experiment: Path, asked: CompareSpec | None) -> list[list[str]]:
 
 
 def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
-    """Draw one step of a cell's run as PNG and SVG into `folder`, which is made; return the PNG.
+    """Draw one step of a cell's run as PNG and SVG into `folder`, which is created; return the PNG.
 
-    UnknownNameError for a cell that has no run in `experiment`, ResultsError where none ended well.
+    UnknownNameError for a cell without runs in `experiment`, ResultsError if none succeeded.
     """
-    wanted = {*results.last_sweep(experiment).cells, cell_id}  # all of the sweep, whose codecs share their colours
+    wanted = {*results.last_sweep(experiment).cells, cell_id}  # all cells, for consistent colours of codecs
     groups = collect.groups(collect.read_runs(collect.latest(experiment, wanted)))
     for group in groups:
         for entry in group.entries:
@@ -141,9 +141,9 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
 
 
 def draw_figures(group: Group, foot: str, *, same_maths: bool) -> list[Drawing]:
-    """Draw all figures of a group, in the order in which they are read.
+    """Draw all figures of a group, in reading order.
 
-    `foot` is the small print of each. `same_maths`: each codec's losses are the same over every network.
+    `foot` is the small print of each. `same_maths`: each codec's losses are equal over every network.
     """
     with style.applied():
         links = asked_against_measured(group, foot)
@@ -160,7 +160,7 @@ def draw_figures(group: Group, foot: str, *, same_maths: bool) -> list[Drawing]:
 
 
 def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str, room: int) -> _Section:
-    """Draw a group; its figures' files begin with `prefix`, and as many stand in the page as fit into `room`."""
+    """Draw a group; its figure files begin with `prefix`, and as many as fit into `room` are inlined."""
     drawn: list[_Figure] = []
     few, left_out = group.at_most(_MOST_NETWORKS)
     words = f"{len(few.networks)} of {len(group.networks)} networks; the table has all." if left_out else ""
@@ -177,7 +177,7 @@ def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str,
 
 
 def _profiles(groups: Sequence[Group]) -> list[tuple[str, LinkProfile, str]]:
-    """Return every profile of every network once, with the name to show and its numbers in words."""
+    """Return every profile of every network once, with its display name and its numbers as text."""
     names: dict[LinkProfile, str] = {}
     for group in groups:
         for name, links in group.networks.items():
@@ -187,7 +187,7 @@ def _profiles(groups: Sequence[Group]) -> list[tuple[str, LinkProfile, str]]:
 
 
 def _environment(runs: Sequence[Result]) -> dict[str, str]:
-    """Return every key of the runs' environments; values that changed from run to run as 'first … last'."""
+    """Return every key of the runs' environments; a value that differs between runs as 'first … last'."""
     values: dict[str, set[str]] = {}
     for result in runs:
         for key, value in flat(result.run.environment).items():
@@ -201,6 +201,6 @@ def _environment(runs: Sequence[Result]) -> dict[str, str]:
 
 
 def _taken(runs: Sequence[Result]) -> str:
-    """Say when the first and the last certificate were taken."""
+    """Return when the first and the last certificate were taken."""
     moments = sorted(certificate.taken_at for result in runs for _, certificate in result.taken)
     return f"{moments[0]} to {moments[-1]}" if moments else ""

@@ -1,20 +1,20 @@
-"""What the figure programs of predicted experiments share: those whose cells are played from shapes (cells.toml)."""
+"""Shared by the figure programs of predicted experiments, whose cells are played from shapes (cells.toml)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from testbed.metrics.statistics import IntervalEstimate, of_ratios
 from testbed.report import experiments
-from testbed.report.claims import Claim
 
 FILE = "cells.csv"
 _NEAR = 0.03
 ROUNDED = 1e-5
-"""cells.csv has six digits: by so much a step may seem shorter than its ideal, where it is as long."""
+"""Rounding error of cells.csv, which has six digits: a step may seem shorter than its ideal by this share."""
 
 
 def cells(folder: Path) -> Any:
@@ -23,33 +23,28 @@ def cells(folder: Path) -> Any:
 
 
 def departure(rows: Any) -> float:
-    """Return by how much the played step that is farthest from its ideal departs from it, as a share. `rows`: of
-    cells.csv; those that were only computed do not count.
+    """Return the largest relative difference between a played step and its ideal. `rows`: of cells.csv; ignores cells
+    that were only computed.
     """
     played = rows[rows.step_s.notna()]
     return float((played.step_s / played.ideal_s - 1).abs().max())
 
 
-def make(
-    folder: Path,
-    figure: str,
-    draw: Callable[[Path], Any],
-    blocks: Callable[[Path], Mapping[str, str]],
-    claims: Callable[[Path], Iterable[Claim]],
-) -> None:
-    """Be experiments/NAME/figures.py, which lies in `folder`: write cells.csv, the figure, claims.csv and the README's
-    blocks; published.csv goes with them, where there is one.
-    """
-    results, output = experiments.folders(folder.name, "Figure, CSVs and the README's blocks.")
-    (output / FILE).write_bytes((results / FILE).read_bytes())
-    experiments.draw_and_publish(folder, output, {figure: draw}, blocks, claims)
-
-
 def explained(folder: Path) -> dict[str, float]:
-    """Return how far played cells are from arithmetic, for a row of claims.toml (`claim_rows`)."""
+    """Return the largest difference between played cells and their ideal, as facts for claims.toml (`claim_rows`)."""
     return explained_by(cells(folder))
 
 
 def explained_by(rows: Any) -> dict[str, float]:
-    """Return the same of some rows of cells.csv: also how many of them were played."""
+    """Return the same for some rows of cells.csv, with the number of played ones."""
     return {"value": departure(rows), "near": _NEAR, "played": int(rows.step_s.notna().sum())}
+
+
+def ratio(frame: Any, ours: Mapping[str, Any], base: Mapping[str, Any]) -> IntervalEstimate | None:
+    """Return the ratio of the steps of `base` and `ours`, paired by the links' seed; None if either was not played.
+
+    Both state values of all columns in which the rows of `frame` differ, except `link_seed`.
+    """
+    a, b = (experiments.matching(frame, chosen).set_index("link_seed").step_s for chosen in (ours, base))
+    both = a.index.intersection(b.index)
+    return of_ratios(list(b[both] / a[both]), "link seed") if len(both) else None

@@ -1,4 +1,4 @@
-"""What must be known about a codec wherever its name stands in a report, and what it wraps: from its text alone."""
+"""Caveats of a codec, shown wherever its name appears in a report, and the codecs it wraps: from its text alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from testbed.codecs.catalogue.placement import Placement
 from testbed.errors import UserError
 
 CONTROL = "negative control"
-MEASURES = "goes by what it measures of its link"
+MEASURES = "adapts to its link"
 _FIRST_KIND = {"delta-int8": "int8"}
-"""A codec that is a wrapper by another name."""
+"""Codecs that are wrappers under another name."""
 
 
 @functools.cache
 def _read(codec: str) -> Placement | None:
-    # A result may be older than the table, or of a class that is not at hand.
+    # A result may be older than the table, or use a class that is not installed.
     try:
         return placement.parse_placement(codec)
     except UserError:
@@ -24,7 +24,7 @@ def _read(codec: str) -> Placement | None:
 
 
 def remark(codec: str) -> str:
-    """Return what must be said about a codec; for most that is nothing."""
+    """Return the caveat of a codec; empty for most."""
     chosen = _read(codec)
     if chosen is None:
         return ""
@@ -37,13 +37,13 @@ def labelled(codec: str) -> str:
 
 
 def in_model(codec: str) -> bool:
-    """Say whether a codec changes the model."""
+    """Return whether a codec changes the model."""
     chosen = _read(codec)
     return chosen is not None and any(part.row.hook for spec in chosen.specs() for part in spec.parts())
 
 
 def wrapped_codecs(codec: str) -> set[str]:
-    """Return the texts of the codecs that it wraps in both directions."""
+    """Return the texts of the codecs that a codec wraps in both directions."""
     chosen = _read(codec)
     if chosen is None:
         return set()
@@ -52,7 +52,7 @@ def wrapped_codecs(codec: str) -> set[str]:
 
 
 def taken(codec: str, boundary: int, direction: str, choice: str) -> str:
-    """Return the text of the codec that a choice (see `records.SentRecord`) stands for, or the choice's own name."""
+    """Return the text of the codec that a choice (see `records.SentRecord`) selects, or the name of the choice."""
     chosen = _read(codec)
     if chosen is None:
         return choice

@@ -1,4 +1,6 @@
-"""What runs were made with, for the foot of every figure: engine, timing, compute, schedule, transport, machine."""
+"""Describes the conditions of runs, for the foot of every figure: engine, timing, compute, schedule, transport,
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,20 @@ from testbed.spec import (
     Stated,
 )
 
-PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
-LIVE_VIRTUAL = "timing live: stages train over their links in the guest, torch and TCP together"
+PLAYED = "timing played: trained once without a network, then frames of the recorded sizes over the links"
+LIVE_VIRTUAL = "timing live: trained over the links in the guest, torch and TCP together"
 CLOCKS = {
-    "virtual": "virtual clock (user-mode Linux with time travel): exact times, whatever the machine does",
+    "virtual": "virtual clock (user-mode Linux with time travel): exact times, independent of the machine's load",
     "real": "real clock (this machine's)",
 }
 CODEC_COSTS = {
-    "host": "codecs cost what they cost on this machine, timed alone",
-    "device": "codecs cost what {source} would need for what they move and compute",
+    "host": "codecs take the time they take on this machine, timed alone",
+    "device": "codecs take the time that {source} would need for their bytes and operations",
     "zero": "codecs cost nothing",
 }
 DILATION = (
-    "the lab runs {factor} times slower and times are divided by it, which TCP's constants (200 ms least "
-    "retransmission timeout, 40 ms delayed acknowledgement) and the kernel's clock tick do not follow"
+    "the lab runs {factor} times slower, and times are divided by that; TCP's constants (200 ms minimum retransmission "
+    "timeout, 40 ms delayed acknowledgement) and the kernel's clock tick do not scale"
 )
 
 
@@ -55,7 +57,7 @@ def settings_words(group: Group) -> str:
         f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}"
         for key, values in group.own.items()
     ]
-    lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
+    lines += [f"per codec: {'; '.join(own)}"] if own else []
     environments = [result.run.environment for entry in group.entries for result in entry.results]
     machines = _distinct(filter(None, map(machine_words, environments)))
     return "\n".join([*lines, f"{'; '.join(machines) or 'the machine was not recorded'}; {_counts(group)}"])
@@ -65,7 +67,8 @@ def settings_line(group: Group) -> str:
     """Describe a group in a line, for the small print of a figure."""
     cell = group.entries[0].cell
     dilated = f", {cell.compute.dilation} times slower than reported" if cell.compute.dilation > 1 else ""
-    how = f"compute {cell.compute.mode}{dilated}; {cell.timing} on the {cell.clock} clock"
+    varied = f", {cell.compute.varies_by}" if cell.compute.varied else ""
+    how = f"compute {cell.compute.mode}{dilated}{varied}; {cell.timing} on the {cell.clock} clock"
     return f"{pipeline_words(cell)}; {how}; {_counts(group)}"
 
 
@@ -80,7 +83,7 @@ def _codec_cost_words(cell: Cell) -> str:
 
 
 def pipeline_words(cell: Cell) -> str:
-    """Describe a cell's job: stages and their schedule, workers and how they exchange, or the table of another kind."""
+    """Describe a cell's job: stages and schedule, workers and exchange, or the table of another kind."""
     return _words(cell.parallelism, cell)
 
 
@@ -137,7 +140,7 @@ def transport_words(links: Links) -> str:
 
 
 def _transport(group: Group) -> str:
-    """Describe TCP's settings and the MTU: those of most networks, and where others differ."""
+    """Describe TCP's settings and the MTU: those of most networks, then the exceptions."""
     transports: dict[str, list[str]] = {}
     for name, links in group.networks.items():
         transports.setdefault(transport_words(links), []).append(name)
@@ -152,12 +155,16 @@ def _durations(values: Sequence[int]) -> str:
 
 
 def compute_words(cell: Cell) -> str:
-    """Describe how long stages compute."""
+    """Describe the source of compute durations, and how they vary."""
+    return "; ".join(filter(None, (_source_words(cell), cell.compute.varies_by)))
+
+
+def _source_words(cell: Cell) -> str:
     asked = cell.compute
     if isinstance(asked, Measured):
-        return "measured, as fast as this machine was at that moment"
+        return "measured, at this machine's speed during the run"
     if isinstance(asked, Calibrated):
-        return "calibrated: each action as long as this machine takes for it, timed alone"
+        return "calibrated: each action takes as long as on this machine, timed alone"
     if isinstance(asked, Stated):
         works = ", ".join(f"{what} {units.format_time(ns)}" for what, ns in asked.work_ns.items())
         words = f"stated: {works} ({asked.source})"
@@ -170,7 +177,7 @@ def compute_words(cell: Cell) -> str:
 
 
 def machine_words(environment: Mapping[str, object]) -> str:
-    """Describe the machine as `environment.json` does; empty where that says nothing."""
+    """Describe the machine from `environment.json`; empty if that has no data."""
     words = [str(environment["cpu_model"])] if environment.get("cpu_model") else []
     if environment.get("cores"):
         words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")

@@ -1,10 +1,11 @@
-"""One step of a run as a small SVG for its cell's page: quick to make, so that a sweep may have hundreds.
+"""Draws one step of a run as a small SVG for its cell's page, fast enough for sweeps with hundreds of cells.
 
-The colours are the page's own (html/style.css), by the class of each bar.
+The page's style sheet (html/style.css) sets the colours, by the class of each bar.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
 from matplotlib.ticker import MaxNLocator
@@ -14,22 +15,29 @@ from testbed.report.gantt import Bar, bars, row_names
 from testbed.spec import Cell
 
 _WIDTH, _LEFT, _ROW, _FOOT = 960, 70, 24, 34
-"""In units of the picture, which are pixels on a wide screen."""
+"""Sizes in units of the picture, which are pixels on a wide screen."""
 _DIGIT = 7
 
 
-def step_svg(step: PipelineStep, cell: Cell) -> str:
-    """Draw a step as an SVG element: what each node did, and below it the frames between stages."""
+def step_svg(step: PipelineStep, cell: Cell, faults: Iterable[tuple[int, int, str]] = ()) -> str:
+    """Draw a step as an SVG element: the actions of each node, and below them the frames between stages; `faults`:
+    begin, end and words of each, drawn behind them.
+    """
     stages, dilation = len(step.records), cell.compute.dilation
     names, every = row_names(cell), list(bars(step, cell))
     first = min([step.begin_ns, *(bar.begin_ns for bar in every)])
     scale = (_WIDTH - _LEFT - 2) / (step.end_ns - first)
 
     def x(moment_ns: float) -> float:
-        return _LEFT + scale * (min(moment_ns, step.end_ns) - first)
+        return _LEFT + scale * (min(max(moment_ns, first), step.end_ns) - first)
 
     height = _ROW * len(names)
-    drawn = []
+    drawn = [
+        f'<g><title>{escape(words)}</title><rect class="fault" x="{x(begin_ns):.1f}" y="0" '
+        f'width="{x(end_ns) - x(begin_ns):.1f}" height="{height}"/></g>'
+        for begin_ns, end_ns, words in faults
+        if x(end_ns) > x(begin_ns)
+    ]
     unit_ns = 1e6 * dilation
     for tick in MaxNLocator(10).tick_values((first - step.begin_ns) / unit_ns, (step.end_ns - step.begin_ns) / unit_ns):
         at = step.begin_ns + tick * unit_ns

@@ -1,4 +1,4 @@
-"""The look of every figure: a colour, a marker and a dash for each codec, and the few rules that all axes share."""
+"""The style of every figure: a colour, a marker and a dash for each codec, and common rules for all axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MUTED = "#6b737d"
 RULE = "#d4d8dd"
 PAPER = "#ffffff"
 
-# Okabe and Ito's colours, which people with any colour vision tell apart; the baseline is grey.
+# Okabe and Ito's colour-blind safe palette; the baseline is grey.
 _KNOWN = {"fp32": "#767d86", "bf16": "#0072b2", "int8": "#d55e00", "delta-int8": "#009e73"}
 OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c5a2b", "#b3a000")
 _MARKERS = {"fp32": "o", "bf16": "s", "int8": "D", "delta-int8": "^"}
@@ -61,18 +61,18 @@ _RULES: Any = {
 
 @contextmanager
 def applied() -> Iterator[None]:
-    """Apply the rules to figures drawn and saved inside; matplotlib's own are as before afterwards."""
+    """Apply the rules to figures drawn and saved inside; restores matplotlib's settings afterwards."""
     with matplotlib.rc_context(_RULES):
         yield
 
 
 def state(figure: Figure, finding: str) -> None:
-    """Put what a figure shows above it, in a sentence."""
+    """Put a figure's finding above it, as a sentence."""
     figure.suptitle(finding, x=0.01, ha="left", weight="bold", size=11.5)
 
 
 class Look(NamedTuple):
-    """How a codec is drawn in every figure."""
+    """The style of a codec in every figure."""
 
     colour: str
     marker: str
@@ -80,9 +80,9 @@ class Look(NamedTuple):
 
 
 def looks(codecs: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each codec: fixed for the known ones, otherwise following from the name, or the next free one.
+    """Return the look of each codec: fixed for known ones, otherwise derived from the name, or the next free one.
 
-    Where the colours have run out they repeat with another marker and dash, so that 24 others can be told apart.
+    When the colours run out, they repeat with another marker and dash, which distinguishes 24 further codecs.
     """
     chosen: dict[str, Look] = {}
     taken = [0] * len(OTHERS)

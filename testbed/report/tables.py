@@ -1,4 +1,4 @@
-"""The table of results, in the terminal and on the page: one row of COLUMNS for each number that it shows."""
+"""The table of results, for terminal and page; each row of COLUMNS defines one column of it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from testbed.results import Run
 
 
 class Units(NamedTuple):
-    """The units that all tables of a report share, so that they line up: a factor and a name each."""
+    """The units shared by all tables of a report: a factor and a name each."""
 
     step: tuple[float, str]
     bytes: tuple[float, str]
     token: str
-    """What losses are the mean over: token, image, or either."""
+    """Unit that losses are averaged over: token, image, or either."""
 
     def scaled_bytes(self, value: float | None) -> str:
         return three(None if value is None else value / self.bytes[0])
 
 
 class _Cell(NamedTuple):
-    """What a column's text is made from: a finished entry, its place, and the report's units."""
+    """The input of a column's text: a finished entry, its place, and the report's units."""
 
     group: Group
     network: str
@@ -48,13 +48,13 @@ class ResultColumn(NamedTuple):
 
     name: str
     unit: str
-    """May hold {step} and {bytes}: the units that suit the report's largest numbers; and {token}."""
+    """May contain {step}, {bytes} and {token}, which stand for the report's units."""
     short: str
-    """The heading in the terminal, two lines; empty: on the page only."""
+    """Heading in the terminal, two lines; empty: the column is only on the page."""
     text: Callable[[_Cell], str]
     numeric: bool = True
     needed: Callable[[Sequence[Group]], bool] = lambda groups: True
-    """Whether the groups of a report have anything to show in it."""
+    """Whether the groups of a report have a value for it."""
 
     def named(self, units: Units) -> ResultColumn:
         """Return the column with the units in its headings."""
@@ -63,12 +63,12 @@ class ResultColumn(NamedTuple):
 
 
 class ResultRow(NamedTuple):
-    """One entry as text; `cells` follow the columns of its table and are empty where no run finished."""
+    """One entry as text; `cells` follow the columns of its table, and are empty without a finished run."""
 
     entry: Entry
     cells: tuple[str, ...]
     best: bool
-    """Whether it is sound and has the shortest step of its network, separable from all others."""
+    """Whether it is sound and has the shortest step over its network, separable from all others."""
 
 
 class ResultTable(NamedTuple):
@@ -90,7 +90,7 @@ def _ratio(cell: _Cell) -> str:
 
 
 def _decimals(name: str, digits: int) -> Callable[[_Cell], str]:
-    """Show a number of Summary with so many decimals."""
+    """Format a number of Summary with `digits` decimals."""
 
     def text(cell: _Cell) -> str:
         value = getattr(cell.summary, name)
@@ -100,12 +100,12 @@ def _decimals(name: str, digits: int) -> Callable[[_Cell], str]:
 
 
 def _bytes(name: str) -> Callable[[_Cell], str]:
-    """Show a size of Summary in the report's unit."""
+    """Format a size of Summary in the report's unit."""
     return lambda cell: cell.units.scaled_bytes(getattr(cell.summary, name))
 
 
 def _some(name: str) -> Callable[[Sequence[Group]], bool]:
-    """Say whether any entry has that number of Summary."""
+    """Return whether any entry has that number of Summary."""
     return lambda groups: any(getattr(summary, name) is not None for summary in _summaries(groups))
 
 
@@ -114,7 +114,7 @@ def _gain_over(baseline: str) -> Callable[[_Cell], str]:
 
 
 def _certificate(cell: _Cell) -> str:
-    """Return 'pass', 'FAIL', or 'none' where a run has no certificate."""
+    """Return 'pass', 'FAIL', or 'none' if a run has no certificate."""
     if cell.summary.certificate is None:
         return "none"
     return "pass" if cell.entry.certified else "FAIL"
@@ -160,7 +160,7 @@ COLUMNS: tuple[ResultColumn, ...] = (
 
 
 def gain(group: Group, network: str, entry: Entry, baseline: str = BASELINE) -> str:
-    """Say how many times as fast as the baseline an entry is: '1.35x'; '~1.01x' where it cannot be told from 1."""
+    """Format the speed-up of an entry over the baseline: '1.35x'; '~1.01x' if it is not separable from 1."""
     comparison = group.compared(network, entry, baseline)
     if comparison is None or comparison.speed_up is None:
         return MISSING
@@ -193,13 +193,13 @@ def _rows(group: Group, network: str, columns: Sequence[ResultColumn], units: Un
 def entry_texts(
     group: Group, network: str, entry: Entry, columns: Sequence[ResultColumn], units: Units
 ) -> tuple[str, ...]:
-    """Return the text of each column for an entry that is finished, which need not be one of the group's own."""
+    """Return the text of each column for a finished entry, which need not belong to the group."""
     cell = _Cell(group, network, entry, units)
     return tuple(column.text(cell) for column in columns)
 
 
 def _best(group: Group, network: str) -> Entry | None:
-    """Return the sound entry that is faster than each of the others and separable from it."""
+    """Return the sound entry that is faster than each of the others, and separable from it."""
     timed = [entry for entry in group.finished(network) if entry.measured.step_s]
     timed.sort(key=lambda entry: entry.measured.step_s or 0.0)
     if len(timed) < 2 or not timed[0].sound:
@@ -208,7 +208,7 @@ def _best(group: Group, network: str) -> Entry | None:
 
 
 HOLLOW, NOTED = "○", "†"
-"""Before what is not sound; after what must be read together with a note."""
+"""Marks: before an unsound entry; after an entry with a note."""
 
 
 def _mark(entry: Entry) -> Text:
@@ -222,9 +222,9 @@ def _notable(entry: Entry) -> list[str]:
 
 
 def terminal_table(runs: Iterable[Run]) -> Table:
-    """Make the table of codecs by network that ends a sweep.
+    """Make the table of codecs by network that is printed at the end of a sweep.
 
-    Entries without a finished run have a row that says why.
+    Entries without a finished run have a row with the reason.
     """
     groups = collect.groups(collect.read_runs(runs))
     tables = result_tables(groups)
@@ -257,7 +257,7 @@ def _notes(groups: Sequence[Group], tables: Sequence[ResultTable]) -> list[str]:
     finished = [entry for entry in entries if entry.ok]
     notes = []
     if any(not entry.certified for entry in finished):
-        notes.append(f"{HOLLOW} no two passing certificates: the link was not shown to be what the profile says")
+        notes.append(f"{HOLLOW} not two passing certificates: the link was not shown to match its profile")
     noted: dict[str, list[str]] = {}
     for entry in finished:
         for mark in _notable(entry):
@@ -267,7 +267,7 @@ def _notes(groups: Sequence[Group], tables: Sequence[ResultTable]) -> list[str]:
     ]
     rows = [row for table in tables for section in table.sections.values() for row in section]
     if any(text.startswith("~") for row in rows for text in row.cells):
-        alike = f"one pair of runs differs by less than {RUN_TO_RUN:.0%}"
+        alike = f"a single pair of runs differs by less than {RUN_TO_RUN:.0%}"
         notes.append(f"~ not separable: the 95 % interval contains 1, or {alike}")
     counts = sorted({entry.count for entry in finished})
     notes += [f"each row: {' or '.join(counts)}"] if counts not in ([], ["1 run"]) else []

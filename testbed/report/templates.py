@@ -1,4 +1,4 @@
-"""Write pages: the templates of html/ rendered, with their style and script inside, whole or not at all."""
+"""Writes pages atomically, from the templates in html/, with style and script inlined."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def _environment() -> Environment:
 
 
 def write_page(page: Path, template: str, **values: Any) -> Path:
-    """Render `html/TEMPLATE.html.j2` into a file whose folder exists; a reader sees the old page or the new one."""
+    """Render `html/TEMPLATE.html.j2` to a file in an existing folder; a reader sees the old page or the new one."""
     text = _environment().get_template(f"{template}.html.j2").render(values)
-    draft = page.with_name(f".{page.name}.draft")
-    draft.write_text(text, encoding="utf8")
-    paths.give_to_user(draft)
-    return draft.replace(page)
+    paths.write_atomically(page, text)
+    return page

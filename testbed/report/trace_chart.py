@@ -1,4 +1,4 @@
-"""Steps of a trace as a Gantt chart: what each lane works on, when it waits, and which messages are under way."""
+"""Draws steps of a trace as a Gantt chart: each lane's work and waits, and the messages in flight."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from testbed import units
-from testbed.play.played import PlayedLane
-from testbed.play.trace import RECEIVE, SEND, WAIT, WORK, Trace
 from testbed.report import style
 from testbed.report.canvas import Drawing, Handle, canvas, name_rows
 from testbed.report.style import INK, MUTED, PAPER
+from testbed.trace.format import RECEIVE, SEND, WAIT, WORK, Trace
+from testbed.trace.played import PlayedLane
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", *style.OTHERS, "#5b6770")
 _MOST_MESSAGES = 300
-"""More lines than this hide what they connect, so none is drawn."""
+"""Maximum number of message lines; more would hide the chart, so then none are drawn."""
 _TALLEST, _ROW = 9.0, 0.34
-"""The height of all rows at most, and of one where there is room for it, in inches."""
+"""Maximum height of all rows, and preferred height of a row, in inches."""
 _BAR = 0.72
-"""The height of a bar, of its row."""
+"""Height of a bar, as a share of its row."""
 _MOST_NAMES = 60
-"""How many rows are named."""
+"""Maximum number of row names."""
 
 _Point = tuple[float, float]
-"""Milliseconds since the first step that is drawn began, and the row."""
+"""Milliseconds since the first drawn step began, and the row."""
 
 
 @dataclass
 class _Shapes:
-    """What is drawn of some steps."""
+    """The shapes of the drawn steps."""
 
     span_ns: int = 0
     work: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     """By label and row: begin and length in ms."""
     waits: list[tuple[_Point, _Point]] = field(default_factory=list)
     messages: list[tuple[_Point, _Point]] = field(default_factory=list)
-    """From the first byte's departure to the last byte's arrival; messages that cross a step's border are left out."""
+    """From the first byte's departure to the last byte's arrival, without messages that cross a step boundary."""
 
 
 def _shapes(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int) -> _Shapes:
@@ -68,9 +68,9 @@ def _shapes(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int) ->
 
 
 def trace_chart(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int, how: str, settings: str) -> Drawing:
-    """Draw steps `first` to before `last`, as they were played.
+    """Draw steps `first` to `last` (exclusive), as they were played.
 
-    `how` ends the title ("if messages take no time", "over cable"); `settings` stands below the chart.
+    `how` ends the title ("if messages take no time", "over cable"); `settings` is the text below the chart.
     """
     shapes = _shapes(trace, lanes, first, last)
     labels = sorted({label for label, _ in shapes.work})
@@ -101,7 +101,7 @@ def trace_chart(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int
 
 
 def _row_names(trace: Trace) -> list[str]:
-    """Name each lane: by its node, and by its own name where a node has several."""
+    """Name each lane by its node, and by its own name if the node has several."""
     owners = [lane.node for lane in trace.lanes]
     return [
         trace.nodes[lane.node] + (f", {lane.name}" if owners.count(lane.node) > 1 else "") for lane in trace.lanes

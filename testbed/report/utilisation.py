@@ -1,4 +1,4 @@
-"""A figure of what the links of a run carried over time, against what they were asked to carry."""
+"""A figure of the links' traffic over time in a run, against their requested rates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -18,7 +19,7 @@ from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import SpecError
 from testbed.profiles import LinkProfile
 from testbed.profiles.timeline import timeline
-from testbed.records import LinkCounters, Sample
+from testbed.records import LabRecord, LinkCounters, Sample
 from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened, small_print
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Result
@@ -26,9 +27,12 @@ from testbed.report.style import INK, Look
 
 Floats = NDArray[np.float64]
 _MOST_POINTS = 400
-"""How many points a panel can show; longer runs are averaged over more samples."""
+"""Maximum number of points per panel; longer runs are averaged over more samples."""
 _MOST_LINKS = 8
 _PANEL_HEIGHT = 0.95
+_TALLEST = 5
+"""A requested rate of more than this multiple of the largest carried one is not drawn: the traffic would be too low to
+see."""
 
 
 class Series(NamedTuple):
@@ -38,29 +42,34 @@ class Series(NamedTuple):
     way: LinkDirection
     profile: LinkProfile
     edges_s: Floats
-    """Where intervals begin and end, from the moment at which the links were played; all in emulated time."""
+    """Boundaries of the intervals since the links began to vary, in emulated time."""
     carried_bps: Floats
     asked_bps: Floats | None
-    """The mean over each interval; None where nothing was asked, or the file of a trace is gone."""
+    """Mean requested rate in each interval; None if nothing was requested, or the file of a trace is missing."""
     dropped: NDArray[np.int64]
 
     @property
     def mean_bps(self) -> float:
         """The mean over all intervals."""
-        lengths = np.diff(self.edges_s)
-        return float((self.carried_bps * lengths).sum() / lengths.sum())
+        return self._mean(self.carried_bps)
+
+    @property
+    def mean_asked_bps(self) -> float | None:
+        """The mean requested rate; None as above."""
+        return None if self.asked_bps is None else self._mean(self.asked_bps)
 
     @property
     def share(self) -> float | None:
-        """The share of what was asked; None as above."""
-        if self.asked_bps is None:
-            return None
+        """Carried share of the requested rate; None as above."""
+        return None if (asked := self.mean_asked_bps) is None else self.mean_bps / asked
+
+    def _mean(self, rates: Floats) -> float:
         lengths = np.diff(self.edges_s)
-        return self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
+        return float((rates * lengths).sum() / lengths.sum())
 
 
 def _asked(profile: LinkProfile, way: LinkDirection, edges_ns: Sequence[int]) -> Floats | None:
-    """Return the rate asked for, in IP packets of full size whatever layer the profile counts."""
+    """Return the requested rate in full-size IP packets, regardless of the layer that the profile counts."""
     pipe = profile.pipe(way)
     if pipe is None:
         return None
@@ -73,42 +82,54 @@ def _asked(profile: LinkProfile, way: LinkDirection, edges_ns: Sequence[int]) ->
     return np.array([line.bits_between(begin, end) * 1e9 / (end - begin) * ip_share for begin, end in pairs])
 
 
+def _percent(share: float) -> str:
+    """Write a share with what a small one needs: 0.79 -> '79 %', 0.0039 -> '0.39 %'."""
+    return f"{100 * share:.2g} %" if share < 0.095 else f"{100 * share:.0f} %"
+
+
 def _dropped(count: LinkCounters) -> int:
     return count.dropped_buffer + (count.dropped_loss or 0)
 
 
 def series(result: Result) -> list[Series]:
-    """Return every direction of every link of a run, in order; empty where fewer than two samples were taken."""
-    samples = list(result.run.samples())
+    """Return every direction of every link of a run, in order; empty with fewer than two samples."""
+    return series_of(
+        list(result.run.samples()), result.run.lab, result.cell.links, dilation=result.cell.compute.dilation
+    )
+
+
+def series_of(
+    samples: Sequence[Sample], record: LabRecord, links: Sequence[LinkProfile], *, dilation: float = 1.0
+) -> list[Series]:
+    """Return every direction of every sampled link, in order; empty with fewer than two samples."""
     if len(samples) < 2:
         return []
     step = math.ceil((len(samples) - 1) / _MOST_POINTS)
-    chosen: list[Sample] = samples[::step] if (len(samples) - 1) % step == 0 else [*samples[::step], samples[-1]]
-    record = result.run.lab
+    chosen = [*samples[::step], *([samples[-1]] if (len(samples) - 1) % step else [])]
     origin = samples[0].at_ns if record.played_at_ns is None else record.played_at_ns
     edges_ns = [max(0, sample.at_ns - origin) for sample in chosen]
-    factor = result.cell.compute.dilation
-    edges = np.array(edges_ns) / (1e9 * factor)
+    edges = np.array(edges_ns) / (1e9 * dilation)
     every = []
-    for name, profile in zip((link.name for link in record.links), result.cell.links, strict=True):
+    for name, profile in zip((link.name for link in record.links), links, strict=True):
         for way in LINK_DIRECTIONS:
             counts = [sample.links[name][way] for sample in chosen]
             carried = 8 * np.diff([count.bytes for count in counts]) / np.diff(edges)
             dropped = np.diff([_dropped(count) for count in counts])
             asked = _asked(profile, way, edges_ns)
-            shown = None if asked is None else asked * factor
+            shown = None if asked is None else asked * dilation
             every.append(Series(name, way, profile, edges, carried, shown, dropped))
     return every
 
 
 def _best_known(group: Group, network: str) -> Result | None:
-    """Return the run to show: fp32, which loads the links most, or the first codec that finished."""
+    """Return the run to show: fp32, which loads the links most, or the first finished codec."""
     typical = [entry.typical for entry in group.finished(network)]
     finished = [result for result in typical if (result.run.folder / "counters.jsonl").exists()]
     return next((result for result in finished if result.cell.codec == BASELINE), finished[0] if finished else None)
 
 
-def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
+def _draw_series(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
+    """Draw the carried and the requested rate of a direction."""
     unit = 1e6
     carried = shown.carried_bps / unit
     if hollow:
@@ -116,9 +137,11 @@ def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
     else:
         axes.stairs(carried, shown.edges_s, fill=True, color=look.colour, alpha=0.75, lw=0)
     top = float(carried.max(initial=0.0))
-    if shown.asked_bps is not None:
+    asked = 0.0 if shown.asked_bps is None else float(shown.asked_bps.max()) / unit
+    beyond = 0 < top < asked / _TALLEST
+    if shown.asked_bps is not None and not beyond:
         axes.stairs(shown.asked_bps / unit, shown.edges_s, baseline=None, color=INK, lw=1.0, ls=(0, (4, 1.5)))
-        top = max(top, float(shown.asked_bps.max()) / unit)
+        top = max(top, asked)
     top = 1.18 * (top or 1.0)
     axes.set_ylim(0, top)
     axes.set_xlim(0, float(shown.edges_s[-1]))
@@ -126,9 +149,10 @@ def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
     hit = shown.dropped > 0
     axes.plot(middles[hit], np.full(int(hit.sum()), 0.94 * top), ls="none", marker="|", ms=6, mew=0.9, color=INK)
     axes.set_title(f"{shown.link} {shown.way}: {shown.profile.name}", size=9, pad=15)
-    unknown = "unshaped" if shown.profile.pipe(shown.way) is None else "its trace's file is gone"
-    share = unknown if shown.share is None else f"{100 * shown.share:.0f} % of asked"
-    words = [f"mean {shown.mean_bps / unit:.3g} Mbit/s", share]
+    unknown = "unshaped" if shown.profile.pipe(shown.way) is None else "the file of its trace is missing"
+    words = [f"mean {shown.mean_bps / unit:.3g} Mbit/s", unknown]
+    if shown.share is not None and shown.mean_asked_bps is not None:
+        words[1] = f"{_percent(shown.share)} of {shown.mean_asked_bps / unit:.3g} requested"
     if total := int(shown.dropped.sum()):
         words.append(f"{total:,} dropped")
     small_print(axes, ", ".join(words), 4)
@@ -138,7 +162,7 @@ def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
 
 
 def _busiest(every: Sequence[Series]) -> list[Series]:
-    """Return the links that carried most, in their own order."""
+    """Return the links with the most traffic, in their original order."""
     moved: dict[str, float] = {}
     for series in every:
         moved[series.link] = moved.get(series.link, 0.0) + series.mean_bps
@@ -147,52 +171,63 @@ def _busiest(every: Sequence[Series]) -> list[Series]:
 
 
 def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
-    """Draw one figure per network that has a finished run with counters: a row for each link, `up` beside `down`."""
+    """Draw one figure per network with a finished run that has counters: a row per link, `up` next to `down`."""
     for number, network in enumerate(group.networks, start=1):
         result = _best_known(group, network)
         everything = series(result) if result is not None else []
         if result is None or not everything:
             continue
-        shown = _busiest(everything)
         hollow, look = not result.sound, group_looks(group)[result.cell.codec]
-        carried = Patch(facecolor="none", edgecolor=look.colour) if hollow else Patch(facecolor=look.colour, alpha=0.75)
-        carried.set_label("carried, hollow: not certified" if hollow else "carried")
-        legend: list[Handle] = [
-            carried,
-            Line2D([], [], color=INK, lw=1.0, ls=(0, (4, 1.5)), label="rate asked"),
-            Line2D([], [], color=INK, ls="none", marker="|", ms=7, mew=1.0, label="packets dropped"),
-        ]
-        title = f"{result.cell.codec} over {shortened(network, 40)}: {_finding(everything)}"
-        figure, panels = canvas(title, _PANEL_HEIGHT, legend, settings, len(shown), columns=2)
-        for axes, panel_series in zip(panels, shown, strict=True):
-            _panel(axes, panel_series, look, hollow=hollow)
-            if panel_series.way == "up":
-                axes.set_ylabel("Mbit/s", size=8)
-        for axes in panels[-2:]:
-            axes.set_xlabel("time since the run began, s", size=8)
+        title = f"{result.cell.codec} over {shortened(network, 40)}: {fullest(everything)}"
+        figure, shown = draw_busiest(everything, title, settings, look, hollow=hollow)
         caption = _caption(result, len(everything) // 2, len(shown) // 2, shown)
         yield Drawing(f"utilisation-{number}", title, caption, figure)
 
 
-def _finding(every: Sequence[Series]) -> str:
-    """Say which direction of which link is the fullest."""
+def draw_busiest(
+    every: Sequence[Series], title: str, foot: str, look: Look, *, hollow: bool = False, began: str = "the run"
+) -> tuple[Figure, list[Series]]:
+    """Draw the links with the most traffic, a row per link, `up` next to `down`; returns the figure and what it shows.
+
+    `hollow`: the links were not certified; `began`: what the time is counted from.
+    """
+    shown = _busiest(every)
+    carried = Patch(facecolor="none", edgecolor=look.colour) if hollow else Patch(facecolor=look.colour, alpha=0.75)
+    carried.set_label("carried, hollow: not certified" if hollow else "carried")
+    legend: list[Handle] = [
+        carried,
+        Line2D([], [], color=INK, lw=1.0, ls=(0, (4, 1.5)), label="rate asked"),
+        Line2D([], [], color=INK, ls="none", marker="|", ms=7, mew=1.0, label="packets dropped"),
+    ]
+    figure, panels = canvas(title, _PANEL_HEIGHT, legend, foot, len(shown), columns=2)
+    for axes, one in zip(panels, shown, strict=True):
+        _draw_series(axes, one, look, hollow=hollow)
+        if one.way == "up":
+            axes.set_ylabel("Mbit/s", size=8)
+    for axes in panels[-2:]:
+        axes.set_xlabel(f"time since {began} began, s", size=8)
+    return figure, shown
+
+
+def fullest(every: Sequence[Series]) -> str:
+    """Name the fullest link and direction."""
     shares = [(one.share, one) for one in every if one.share is not None]
     if not shares:
-        fullest = max(every, key=lambda one: one.mean_bps)
-        return f"{fullest.link} {fullest.way} carries most, {fullest.mean_bps / 1e6:.3g} Mbit/s"
-    share, fullest = max(shares, key=lambda pair: pair[0])
-    return f"the fullest link is {fullest.link} {fullest.way}, {100 * share:.0f} % of its rate on average"
+        most = max(every, key=lambda one: one.mean_bps)
+        return f"{most.link} {most.way} carries most, {most.mean_bps / 1e6:.3g} Mbit/s"
+    share, most = max(shares, key=lambda pair: pair[0])
+    return f"the fullest link is {most.link} {most.way}, {_percent(share)} of its rate on average"
 
 
 def _caption(result: Result, links: int, shown: int, shown_series: Sequence[Series]) -> str:
     width = float(np.median(np.diff(shown_series[0].edges_s)))
     star = result.cell.topology == "star"
     way = "up leads to the hub, down to the stage" if star else "up leads towards the last stage, down back"
-    more = "" if shown == links else f" The {shown} of {links} links that carried most."
+    more = "" if shown == links else f" Shows the {shown} of {links} links with the most traffic."
     stands = "certified" if result.certified else "not certified"
     return (
-        f"IP packets, acknowledgements too, mean of each {width:.2g} s; {way}. Dashed: the rate that the profile asks "
-        "for at that moment. Marks on top: packets were dropped, by a full buffer or by the loss model. Run "
+        f"IP packets, including acknowledgements, averaged over {width:.2g} s; {way}. Dashed: the profile's rate at "
+        "that moment. Marks on top: packets dropped by a full buffer or by the loss model. Run "
         f"{result.run.number} of {result.cell.codec}, engine {result.measured.engine}, {stands}; it begins with "
         f"connecting and ends with the last evaluation.{more}"
     )

@@ -1,28 +1,26 @@
-"""How does an experiment file become runs?
+"""Turns an experiment file into runs.
 
 | module | what it does |
 |---|---|
-| `plan` | reads the file, its axes and variants, and makes its cells |
+| `plan` | reads the file with its axes and variants, and lists its cells |
 | `fields`, `filters` | dotted names of a cell's fields; conditions on them |
-| `resolve` | makes a cell from each point of the axes, and checks it |
-| `tune` | chooses one field for each arm by short runs |
-| `means` | is what runs are made with: clock, engine, durations |
-| `predict` | makes and plays cells from shapes alone, of cells.toml: nothing is trained |
-| `churned` | finds which steps such a cell's trainings have where its sites come and go, and has them played |
-| `estimate` | says how long a run will take |
-| `conduct` | brings all of that together: what is tuned, in which order, what is missing |
-| `reproduction` | lists what makes an experiment's numbers again: its sweeps and programs |
+| `resolve` | builds and checks the cell of each point of the axes |
+| `tune` | chooses the value of one field for each arm by trial runs |
+| `estimate` | predicts how long a run will take |
+| `conduct` | combines all of these: tunes, orders the runs, makes the missing ones |
+| `chaos` | draws random cells, judges their runs, shrinks what fails |
+| `reproduction` | lists the sweeps and programs that reproduce an experiment |
 | `playing` | makes the played runs: train, calibrate, certify, play, summarise |
 | `trainings` | trains each recipe once, without a network |
-| `calibration` | has durations measured once, and keeps them by content |
+| `calibrations` | measures durations once, and stores them by content |
 | `executor` | runs programs side by side, one per core: tasks in, results out |
-| `live_virtual` | makes live runs on the virtual clock: each in a guest of its own |
-| `inside` | is what runs in such a guest: lab, stages and who follows them |
+| `live_virtual` | makes live runs on the virtual clock, each in its own guest |
+| `live_in_guest` | the program inside such a guest: lab, stages and their monitor |
 | `controller` | makes the live runs on the real clock: certify, train, certify, summarise |
-| `session` | holds the lab and the stage hosts of one network |
-| `recording` | fills the folder of a run while it is made, whoever makes it |
-| `bounded_steps` | has the steps by which links are judged: a run's own, or the one that is expected |
-| `environment` | holds the machine and describes it |
-| `interrupt` | says what Ctrl-C means |
-| `progress` | shows a person what happens |
+| `live_session` | holds the lab and the stage hosts of one network |
+| `recording` | writes the folder of a run, played or live |
+| `bounded_steps` | supplies the steps that links are judged by: a run's own, or the expected one |
+| `environment` | locks the machine, describes it, and names the clock and engine of the runs |
+| `interrupt` | handles Ctrl-C |
+| `progress` | displays the progress of the runs |
 """

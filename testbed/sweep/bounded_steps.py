@@ -1,7 +1,7 @@
-"""The steps that certificates are judged by: a run's own, and where there is no run yet the one that a cell expects.
+"""Supplies the steps that certificates are judged by: a run's own steps, or before a run the step that a cell expects.
 
-That is the cell's schedule, and nothing computed: compute hides what a link does wrong, so no step with the same
-messages is moved by a larger share of itself. Paced stages and workers have their durations in the cell, and keep them.
+The expected step is the cell's schedule without compute. Compute hides link errors, so among steps with the same
+messages this one has the largest relative error. Paced stages and workers keep the durations stated in the cell.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from testbed.jobs.pipeline import MATHS, PipelineJob, orders_of
 from testbed.metrics.bound import BoundedStep, Deviations, kind_step, pipeline_step
 from testbed.metrics.links import Queues
 from testbed.metrics.wires import Wires
-from testbed.play.replica_steps import replica_step, stated_replica_step
-from testbed.play.tracing import TracedJob
-from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
+from testbed.replay.worker_steps import replica_step, stated_replica_step
 from testbed.spec import (
     Cell,
     DataParallelSpec,
@@ -33,23 +31,25 @@ from testbed.spec import (
     TrainingSpec,
     text_of,
 )
+from testbed.trace.simulate import ideal_step_ns
+from testbed.trace.tracing import TracedJob
 from testbed.workloads import models
 
 _SAME_SIZE = 1.1
-"""Messages that differ by less than this factor are measured once: each costs a second of idling."""
+"""Message sizes within this factor are measured once: each measurement idles for a second."""
 
-_EXPECTED = "a step as the cell expects it"
+_EXPECTED = "the step that the cell expects"
 
 
 def expected_step(cell: Cell) -> BoundedStep:
-    """Return a step of the cell, with messages of the size that its codecs nominally make."""
+    """Return a step of the cell, with messages of its codecs' nominal size."""
     if cell.data is not None:
         return stated_replica_step(cell, _replica_messages(cell), _EXPECTED)
     return _stated(cell, _EXPECTED, expected_messages(cell)[0])
 
 
 def run_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return the steps of a run that its links are judged by; None where none counts. `nodes`: records by node."""
+    """Return the steps of a run that its links are judged by; None if it has none. `nodes`: records by node."""
     match cell.parallelism:
         case PipelineSpec():
             return pipeline_step(cell, nodes, played_at_ns)
@@ -60,10 +60,10 @@ def run_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: in
 
 
 def expected_messages(cell: Cell) -> tuple[int, ...]:
-    """Return the sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it,
-    and as fp32; in data parallel training what each node sends.
+    """Return the message sizes in bytes to certify with before a run: a micro-batch's tensor in the codec's nominal
+    size, and as fp32; in data parallel training the messages of each node.
 
-    Where codecs differ by boundary or direction, the widest counts.
+    If codecs differ by boundary or direction, the widest counts.
     """
     if cell.data is not None:
         parts = cell.data.workers if cell.data.exchange == "all-reduce" else 1
@@ -79,14 +79,14 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
 
 
 def sent_messages(nodes: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
-    """Return the sizes in bytes to certify with after a run: the smallest, the median and the largest frame that it
-    sent; those that are about the same once; empty where nothing was sent.
+    """Return the message sizes in bytes to certify with after a run: its smallest, median and largest frame, without
+    near duplicates; empty if nothing was sent.
     """
     return some_sizes([sent.frame_bytes for records in nodes for record in records for sent in record.sent])
 
 
 def some_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
-    """Return the smallest, the median and the largest, those that are about the same once."""
+    """Return the smallest, the median and the largest size, without near duplicates."""
     ordered, chosen = sorted(sizes), list[int]()
     for size in (ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else ():
         if not chosen or size > _SAME_SIZE * chosen[-1]:
@@ -95,7 +95,7 @@ def some_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def _replica_messages(cell: Cell) -> list[int]:
-    """Return the nominal size of the messages of each node, in bytes."""
+    """Return the nominal message size of each node, in bytes."""
     data = cell.data
     assert data is not None
     placed = parse_placement(cell.codec)
@@ -106,8 +106,8 @@ def _replica_messages(cell: Cell) -> list[int]:
 
 
 def reference_step(profile: LinkProfile, engine: Engine, message_bytes: int) -> BoundedStep:
-    """Return what `testbed link` judges a link by: the default experiment's step in a star of three such links, with
-    messages of this size.
+    """Return the step that `testbed link` judges a link by: the default experiment's step in a star of three such
+    links, with messages of this size.
     """
     cell = Cell(
         codec="fp32",
@@ -134,7 +134,7 @@ def reference_step(profile: LinkProfile, engine: Engine, message_bytes: int) -> 
 
 def _stated(cell: Cell, said: str, frame_bytes: int, *, alike: bool = False) -> BoundedStep:
     pipeline = cell.pipeline
-    if cell.job is not None:  # nobody knows its order yet: a message there and back over all links
+    if cell.job is not None:  # its order is not known yet: send a message there and back over all links
         pipeline = PipelineSpec(stages=cell.nodes, microbatches=1, schedule="gpipe", in_flight=1)
 
     def cost(stage: int, action: Action) -> int | None:

@@ -1,4 +1,4 @@
-"""Conduct a whole experiment: choose what is to be tuned, put the runs in order, make those that are missing."""
+"""Conducts a whole experiment: tunes, orders the runs, and makes the missing ones."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from testbed.errors import TestbedError, UnknownNameError
 from testbed.results import Order, SweepRecord, TuningRecord
 from testbed.spec import Cell, Clock, Engine, Measured, recipe_of
 from testbed.sweep import controller, live_virtual, plan, playing, trainings, tune
-from testbed.sweep.means import Means
+from testbed.sweep.environment import Means
+from testbed.sweep.live_session import network_of
 from testbed.sweep.plan import Choice, Combination, Experiment
 from testbed.sweep.progress import SweepProgress
-from testbed.sweep.session import network_of
 
 LINK_SEEDS = 3
-"""Runs of a played cell whose links draw at random: as many seeds of theirs."""
+"""Minimum number of runs of a played cell with random links, each with its own link seed."""
 MakeProgress = Callable[[Sequence[Cell]], SweepProgress]
-"""Given runs in their order, makes what follows them."""
+"""Makes the progress display for a list of runs."""
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """What an experiment asks for, and what of it is known."""
+    """What an experiment asks for: its cells, trials and, once made, the choice among the trials."""
 
     experiment: Experiment
-    """With what the command line changes in it."""
+    """The experiment, with the changes of the command line."""
     engine: Engine
-    """Of runs on the real clock."""
+    """Engine of runs on the real clock."""
     clock: Clock
-    """Of played cells."""
+    """Clock of played cells."""
     combinations: list[Combination]
     trials: list[tune.TuningTrial]
     """Empty without [tune]."""
     tuning: TuningRecord | None
-    """The choice among them; None before it was made."""
+    """The choice among the trials; None until it is made."""
     chosen: tuple[str, ...] = ()
-    """Ids of the cells that are asked for; empty: all."""
+    """Ids of the requested cells; empty: all."""
 
     @cached_property  # a sweep of two thousand cells takes seconds to resolve
     def resolved(self) -> list[tuple[Combination, Cell]]:
-        """Each combination and its cell. Before tuning they have the first value that will be tried."""
+        """Each combination with its cell. Before tuning, cells have the first value of the tuned field."""
         points, asked = self.combinations, self.experiment.tune
         if asked is not None:
             points = tune.with_choice(points, asked, self.tuning) if self.tuning else plan.untuned(points, asked)
-        found = plan.resolve_cells(points, self.engine, str(self.experiment.path), self.clock)
-        return list(zip(points, found, strict=True))
+        cells = plan.resolve_cells(points, self.engine, str(self.experiment.path), self.clock)
+        return list(zip(points, cells, strict=True))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells of the sweep that are asked for, each once."""
+        """The requested cells of the sweep, each once."""
         cells = plan.unique(cell for _, cell in self.resolved)
-        if not self.chosen or (self.experiment.tune is not None and self.tuning is None):  # tuning decides the ids
+        if not self.chosen or (self.experiment.tune is not None and self.tuning is None):  # ids depend on the tuning
             return cells
         known = {cell.id: cell for cell in cells}
         if unknown := [name for name in self.chosen if name not in known]:
@@ -65,7 +65,7 @@ class Agenda:
 
     @property
     def to_tune(self) -> tuple[Cell, ...]:
-        """The runs of the trials, while the choice has not been made."""
+        """The cells of the trials; empty once the choice is made."""
         return plan.unique(cell for trial in self.trials for cell in trial.cells) if self.tuning is None else ()
 
 
@@ -78,9 +78,7 @@ def make_agenda(
     clock: Clock = "real",
     again: bool = False,
 ) -> Agenda:
-    """Work out what is to be done and check it all; starts and writes nothing. `again`: what was tuned before does not
-    count.
-    """
+    """Determine and check all work to do; starts and writes nothing. `again`: ignore an earlier tuning."""
     asked = plan.apply_choice(experiment, choice)
     points = plan.combinations(asked, choice)
     tried = tune.trials(asked, points, engine, clock)
@@ -94,7 +92,7 @@ def make_agenda(
 def missing_runs(
     cells: tuple[Cell, ...], experiment: Experiment, folder: Path, *, again: bool = False
 ) -> tuple[Cell, ...]:
-    """Return the runs that these cells still lack of their repeats, in order."""
+    """Return the runs missing from the repeats of these cells, in order."""
     runs = arrange_runs(
         cells,
         repeats=lambda cell: wanted_runs(cell, experiment.repeats),
@@ -106,10 +104,10 @@ def missing_runs(
 
 
 def wanted_runs(cell: Cell, repeats: int) -> int:
-    """Return how many runs a cell is to have.
+    """Return the number of runs of a cell.
 
-    On the virtual clock, played or live, over links without chance, every run is the same, so one is enough. Over links
-    that draw at random each run has another seed for its links, and there are LINK_SEEDS at least.
+    On the virtual clock over deterministic links, all runs are identical, played or live, so one is enough. Over random
+    links, each run has its own link seed, and there are at least LINK_SEEDS.
     """
     if cell.timing == "live" and cell.clock == "real":
         return repeats
@@ -119,13 +117,13 @@ def wanted_runs(cell: Cell, repeats: int) -> int:
 
 
 def arrange_runs(cells: Sequence[Cell], *, repeats: Callable[[Cell], int], order: Order, seed: int) -> list[Cell]:
-    """Put the runs in order: every cell as often as `repeats` says. The same arguments give the same order.
+    """Order the runs, `repeats(cell)` of each cell. The same arguments give the same order.
 
-    `grouped`: as the file has them, runs over one network together, and a cell's repeats one after another.
+    `grouped`: in the order of the file, with the runs over one network together, and a cell's repeats in a row.
 
-    `interleaved`: in rounds, in each of which every cell runs once. Networks are shuffled, and the cells within a
-    network, so that a machine that warms up or slows down does it to all codecs alike. Cells of one network stay
-    together in a round, because they share a lab.
+    `interleaved`: in rounds in which every cell runs once. Networks, and the cells within a network, are shuffled, so
+    that a machine that warms up or slows down affects all codecs alike. Cells of one network stay together in a round
+    because they share a lab.
     """
     networks: dict[object, list[Cell]] = {}
     for cell in cells:
@@ -135,14 +133,14 @@ def arrange_runs(cells: Sequence[Cell], *, repeats: Callable[[Cell], int], order
         return [cell for group in groups for cell in group for _ in range(repeats(cell))]
     runs: list[Cell] = []
     for number in range(max(map(repeats, cells), default=0)):
-        shuffle = random.Random(f"{seed} {number}")  # a round is the same however many follow
+        shuffle = random.Random(f"{seed} {number}")  # a round does not depend on the number of rounds
         for group in shuffle.sample(groups, len(groups)):
             runs += [cell for cell in shuffle.sample(group, len(group)) if number < repeats(cell)]
     return runs
 
 
 def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
-    """Return the runs that are still to be made, in the same order. `done` counts those of each cell that were made."""
+    """Return the runs still to be made, in the same order. `done` counts the finished runs of each cell."""
     spare = dict(done)
     left = []
     for cell in runs:
@@ -154,8 +152,8 @@ def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
 
 
 def untried(cells: Iterable[Cell], folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
-    """Return the trials' cells whose loss is not known yet. `again` makes live ones once more; what is trained without
-    a network would be the same.
+    """Return the cells of trials whose loss is not known yet. `again` repeats live ones; a training without a network
+    would give the same loss.
     """
 
     def known(cell: Cell) -> bool:
@@ -167,8 +165,9 @@ def untried(cells: Iterable[Cell], folder: Path, *, again: bool = False) -> tupl
 
 
 def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress) -> list[TestbedError]:
-    """Make runs, first those that are played; returns why some failed. See `playing`, `live_virtual` and
-    `controller.run_cells`.
+    """Make runs, played ones first; return the errors of those that failed. See `playing`, `live_virtual` and
+    `controller.run_cells`. Altered and unfinished runs of the same cells are set aside. The caller holds the folder's
+    lock.
     """
     played = [cell for cell in runs if cell.timing == "played"]
     in_guests = [cell for cell in runs if cell.timing == "live" and cell.clock == "virtual"]
@@ -177,25 +176,26 @@ def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakePr
     for cells, make in ((played, playing.play_cells), (in_guests, live_virtual.run_cells), (live, _run_live)):
         if cells:
             with progress(cells) as following:
+                results.set_aside(folder, dict.fromkeys(cell.id for cell in cells), following.note)
                 failures += make(cells, folder, means, following)
     return failures
 
 
 def _run_live(cells: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
     own_pace = [cell for cell in cells if isinstance(cell.compute, Measured)]
-    # A codec that goes by what its link carries cannot be calibrated without one.
+    # A codec that adapts to its link cannot be calibrated without one.
     own_pace = [cell for cell in own_pace if not parse_placement(cell.codec).measures]
-    # What is known: measuring it first would take longer than many a run.
+    # Stored costs only: a calibration would take longer than most runs.
     costs = playing.measured_costs(own_pace, folder, means, progress, 0).recipes
     return controller.run_cells(cells, folder, means.engine_reason, progress, costs)
 
 
 def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgress, *, again: bool = False) -> Agenda:
-    """Make the runs of the trials, and those that their losses call for; choose, and keep the choice in tuning.json.
-    StageError when nothing is left for any arm.
+    """Run the trials, and the further ones that their losses require; choose, and store the choice in tuning.json.
+    StageError if no arm has a value left.
 
-    Played trials are trained and no more: no network is needed for a loss. What was trained before is not trained
-    again, so that an interrupted tuning goes on where it was.
+    Played trials are only trained: a loss needs no network. Finished trainings are not repeated, so that an interrupted
+    tuning resumes.
     """
     asked = agenda.experiment.tune
     assert asked is not None
@@ -216,7 +216,7 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
 
 
 def final_loss(folder: Path, cell: Cell) -> float | None:
-    """Return the final validation loss of a trial's cell; None where no run of it ended well."""
+    """Return the final validation loss of a trial's cell; None if none of its runs succeeded."""
     if cell.timing == "played":
         return trainings.final_loss(trainings.trained_folder(folder, recipe_of(cell)))
     run = results.finished(folder, cell.id)
@@ -224,7 +224,7 @@ def final_loss(folder: Path, cell: Cell) -> float | None:
 
 
 def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
-    """Return what sweep.json keeps of the agenda; `command` is what was typed."""
+    """Return the agenda's record for sweep.json; `command` is the command line as typed."""
     asked = agenda.experiment
     stated = {name: getattr(asked, name) for name in ("question", "repeats", "order", "order_seed", "compare")}
     return SweepRecord(

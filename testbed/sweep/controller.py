@@ -1,10 +1,9 @@
-"""Run live cells: certify, train, certify, summarise. Whatever happens, a summary is written and nothing is left
-running.
-"""
+"""Runs live cells: certify, train, certify, summarise. Always writes a summary, and leaves nothing running."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,16 +13,16 @@ import numpy as np
 
 from testbed import paths
 from testbed.errors import StageError, TestbedError
-from testbed.pipeline.control import Ended
 from testbed.process import run_program
 from testbed.records import RunCertificates, StageCosts
+from testbed.runtime.control_plane import Ended
 from testbed.spec import Cell, ImagesSpec, TextSpec, Workload, recipe_of
 from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
 from testbed.sweep.environment import hold_machine
 from testbed.sweep.interrupt import Interrupt
+from testbed.sweep.live_session import Session, Tokens, network_of
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
-from testbed.sweep.session import Session, Tokens, network_of
 from testbed.workloads import networks, windows
 from testbed.workloads.floor import unigram_floor
 
@@ -35,17 +34,17 @@ def run_cells(
     progress: SweepProgress,
     costs: Mapping[str, Sequence[StageCosts]] = MappingProxyType({}),
 ) -> list[TestbedError]:
-    """Make a run for each of `cells`, in their order, into `folder`; returns why cells failed.
+    """Make a run for each of `cells`, in order, into `folder`; return the errors of those that failed.
 
-    A cell that fails does not stop the others; but where it stands in the list again, it is not tried again. Ctrl-C
-    ends it with KeyboardInterrupt: once, after the running cell's step (see `interrupt`); twice, at once. Either way
-    the running cell is closed, and its summary says `interrupted`. `costs` are those of the recipes that were
-    calibrated, by their ids: a run that strays from them did not have the machine to itself.
+    A failed cell does not stop the others, but is not retried if it recurs in the list. Ctrl-C ends the loop with
+    KeyboardInterrupt: after the current step (see `interrupt`), or at once if pressed twice. Either way the running
+    cell is closed, and its summary says `interrupted`. `costs`: durations of the calibrated recipes by id; a run that
+    deviates from them did not have the machine to itself.
     """
     failures: list[TestbedError] = []
     failed: set[str] = set()
     with (
-        hold_machine(),
+        hold_machine(progress.note),
         Interrupt(progress.note) as interrupt,
         closing(_Standing(folder, engine_reason, progress)) as standing,
     ):
@@ -60,21 +59,23 @@ def run_cells(
                 tokens = standing.tokens(cell)
                 ended = runner.make(standing.session(cell), tokens, interrupt)
             except BaseException as error:
-                runner.close(error)
-                standing.close()  # hosts and links are in an unknown state
+                try:
+                    standing.close()  # hosts and links are in an unknown state
+                finally:
+                    runner.close(error)  # last: jobs write to the run's folder until their hosts end
                 if not isinstance(error, TestbedError):
                     raise
                 failures.append(error)
                 failed.add(cell.id)
             else:
-                runner.close(KeyboardInterrupt("Ctrl-C; the running step was finished") if ended == "asked" else None)
+                runner.close(KeyboardInterrupt("Ctrl-C; the current step was finished") if ended == "asked" else None)
             if interrupt.asked:
                 raise KeyboardInterrupt
     return failures
 
 
 class _Standing:
-    """What runs share: the session of the last network, and prepared texts."""
+    """Shared by the runs: the session of the last network, and prepared texts."""
 
     def __init__(self, folder: Path, engine_reason: str, progress: SweepProgress) -> None:
         self._folder, self._engine_reason, self._progress = folder, engine_reason, progress
@@ -82,7 +83,7 @@ class _Standing:
         self._tokens: dict[Workload, Tokens] = {}
 
     def session(self, cell: Cell) -> Session:
-        """Return the session that stands, if it is one of the cell's network, else a new one in its place."""
+        """Return the current session if it has the cell's network; otherwise replace it with a new one."""
         if self._session is not None and self._session.network != network_of(cell):
             self.close()
         if self._session is None:
@@ -91,14 +92,14 @@ class _Standing:
         return self._session
 
     def tokens(self, cell: Cell) -> Tokens:
-        """Return what is prepared for the cell's workload."""
+        """Return the prepared data of the cell's workload."""
         if cell.workload not in self._tokens:
-            self._progress.phase("preparing what is learned")
+            self._progress.phase("preparing the training data")
             self._tokens[cell.workload] = prepare(cell.workload)
         return self._tokens[cell.workload]
 
     def close(self) -> None:
-        """End the session, if one stands."""
+        """End the session, if there is one."""
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -108,10 +109,10 @@ class _Runner(RunRecorder):
     """One run of one cell."""
 
     def make(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
-        """Certify, train, certify; returns why training ended."""
+        """Certify, train, certify; return why training ended."""
         cell, phase = self.cell, self.progress.phase
         self.known["floor"] = floor_of(cell.workload, tokens)
-        # It may have been played for another run.
+        # Links may still vary from the previous run.
         self.note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         phase("certifying the links")
         expected = expected_messages(cell)
@@ -126,16 +127,16 @@ class _Runner(RunRecorder):
             stages = self.read_steps()
             step = run_step(cell, stages, self.lab.played_at_ns if self.lab else None) or step
             during = step.assess_during(session.during) if session.during else None
-            found = RunCertificates(before=step.assess(before), after=None, during=during)
-            self.note_certificates(found)
+            certificates = RunCertificates(before=step.assess(before), after=None, during=during)
+            self.note_certificates(certificates)
             after = session.lab.certify("quick", sent_messages(stages) or expected, step=step)
-        self.note_certificates(found.model_copy(update={"after": after}))
+        self.note_certificates(certificates.model_copy(update={"after": after}))
         return ended
 
 
 def prepare(workload: Workload) -> Tokens:
-    """Have a text tokenised, as the invoking user and in a process of its own: this one imports no torch. Images are
-    there, or no cell would have been made.
+    """Tokenise a text in a separate process, as the invoking user: this process imports no torch. Images need no
+    preparation: resolving a cell requires them.
     """
     if isinstance(workload, ImagesSpec):
         return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
@@ -144,13 +145,14 @@ def prepare(workload: Workload) -> Tokens:
     lines = run_program(
         "testbed.workloads.prepare", *options, attempt=attempt, failure=StageError, **paths.as_invoking_user()
     )
+    sys.stderr.writelines(f"testbed: {note}\n" for note in lines[:-1])
     prepared = json.loads(lines[-1])
     windows.check_text_for(workload, int(prepared["tokens"]))
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))
 
 
 def floor_of(workload: Workload, tokens: Tokens) -> float | None:
-    """Return the unigram floor of a prepared text, in nats per token; None: images have none."""
+    """Return the unigram floor of a prepared text, in nats per token; None for images."""
     if not isinstance(workload, TextSpec):
         return None
     return unigram_floor(np.load(tokens.path, mmap_mode="r"), workload, tokens.vocabulary)

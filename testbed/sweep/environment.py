@@ -1,7 +1,6 @@
-"""The machine that runs are made on: hold it alone while measuring, and describe it and its software in
-environment.json.
+"""The machine of the runs: locks it while measuring, and describes it and its software in environment.json.
 
-What is described is read, never guessed; what cannot be read is None.
+Every described value is read, never guessed; a value that cannot be read is None.
 """
 
 from __future__ import annotations
@@ -10,31 +9,50 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import testbed
 from testbed import paths, results
+from testbed.records import Calibration
+from testbed.spec import Clock, Engine
+
+
+class Means(NamedTuple):
+    """The engine and clock of the runs, with reasons; and the source of their durations."""
+
+    engine: Engine
+    """Engine of runs on the real clock."""
+    engine_reason: str
+    clock: Clock
+    """Clock of played runs, and of live ones whose codecs cost nothing."""
+    clock_reason: str
+    calibration: Calibration | None = None
+    """Durations supplied by the user instead of this machine's."""
+    recalibrate: bool = False
+    """Whether to measure all durations again."""
+
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "numpy", "pyroute2", "scapy", "pydantic")
 
 
-def hold_machine() -> AbstractContextManager[None]:
-    """Hold the machine while one measures: two measurements at once would spoil each other's numbers.
+def hold_machine(note: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+    """Lock the machine for a measurement: two at once would distort each other.
 
-    UserError when another testbed holds it.
+    If another testbed holds the lock, tell `note` and wait for it; without `note`, UserError.
     """
     folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
-    busy = "another testbed is measuring on this machine; two at once would spoil each other's numbers"
-    return results.locked(folder / "machine.lock", busy)
+    busy = "another testbed is measuring on this machine, and two at once distort each other; "
+    return paths.locked(folder / "machine.lock", busy + ("waiting for it" if note else "wait for it"), note)
 
 
 def hold_folder(folder: Path) -> AbstractContextManager[None]:
-    """Hold a result folder while runs are made in it. UserError when another testbed holds it."""
-    busy = f"another testbed makes runs in {folder}; wait for it, or choose another folder with --results"
-    return results.locked(folder / ".lock", busy)
+    """Lock a result folder while runs are made in it. UserError if another testbed holds the lock."""
+    busy = f"another testbed is making runs in {folder}; wait for it, or choose another folder with --results"
+    return paths.locked(folder / ".lock", busy)
 
 
 def _read(path: str) -> str | None:
@@ -60,7 +78,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Ask git about testbed's own checkout; None for an installed package or where git is missing."""
+    """Run git in testbed's own checkout; None for an installed package, or without git."""
     folder = Path(testbed.__file__).resolve().parent.parent
     if not (folder / ".git").exists():
         return None
@@ -73,7 +91,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe the machine and software at this moment."""
+    """Describe the machine and its software now."""
     changed = _git("status", "--porcelain")
     memory = _field("/proc/meminfo", "MemTotal")
     return {

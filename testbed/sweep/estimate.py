@@ -1,4 +1,4 @@
-"""Estimate how long a run will take: from earlier runs in the result folder, or from a model of the schedule."""
+"""Estimates how long a run will take: from earlier runs in the result folder, or from a model of the schedule."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
 from testbed.spec import Cell, Paced, PipelineSpec, Recipe, TextSpec, link_count, text_of
 from testbed.sweep.bounded_steps import expected_step
-from testbed.sweep.session import network_of
+from testbed.sweep.live_session import network_of
 from testbed.workloads import models as workloads
 
 _AROUND_S = 7.0
-"""A run without its steps: both certificates, and its share of building the lab and loading torch; seen, 2 cores, 3
-stages."""
+"""Time of a run outside its steps: two certificates, and its share of building the lab and loading torch. Measured on
+2 cores with 3 stages."""
 _PLAYING_S = 2.0
-"""A run on the virtual clock, when its training is there; seen, 3 stages, 10 steps, beside other work: 0.3 to 6 s."""
+"""Time of a run on the virtual clock after its training. Measured on a busy machine, 3 stages, 10 steps: 0.3 to 6 s."""
 _HEADERS = 1.06
-"""Wire bytes to payload bytes, seen with frames of some kilobytes."""
+"""Ratio of wire bytes to payload bytes, measured with frames of some kilobytes."""
 
 
 class RunEstimate(NamedTuple):
-    """How long one run takes, in seconds of this machine."""
+    """Estimated duration of one run, in seconds of this machine."""
 
     seconds: float
     source: str
-    """What it rests on."""
+    """Basis of the estimate."""
 
 
 class _Past(NamedTuple):
@@ -43,20 +43,18 @@ class _Past(NamedTuple):
     seconds: float
     """The whole run, certificates included."""
     step_s: float
-    """In the lab."""
+    """Time of a step in the lab."""
 
     def extended(self, steps: int) -> float:
-        """Return how long a run of `steps` steps would have taken."""
+        """Return the duration of a run of `steps` steps."""
         return self.seconds + (steps - self.cell.training.steps) * self.step_s
 
 
 class Estimator:
-    """Reads a result folder once, then answers for any cell."""
+    """Reads a result folder once, then estimates any cell."""
 
     def __init__(self, folder: Path, host: Callable[[Precision], devices.ComputeDevice] | None) -> None:
-        """`host` says how fast this machine computes; it is asked only where the model needs it. None: that is not
-        known.
-        """
+        """`host` returns the speed of this machine; called only if the model needs it. None: the speed is unknown."""
         self._host = host
         self._past: list[_Past] = []
         for run in results.runs(folder):
@@ -67,9 +65,7 @@ class Estimator:
                 continue
 
     def estimate(self, cell: Cell) -> RunEstimate | None:
-        """Estimate how long a run of the cell will take, without its training where it is played; None where that is
-        not known.
-        """
+        """Estimate how long a run of the cell will take, without training if it is played; None if unknown."""
         if cell.timing == "played" and cell.clock == "virtual":
             return RunEstimate(_PLAYING_S, "playing alone")
         if same := [past.seconds for past in self._past if past.cell.id == cell.id]:
@@ -83,11 +79,11 @@ class Estimator:
         return RunEstimate(_AROUND_S + self._step_s(cell) * steps, "a model")
 
     def training_s(self, recipe: Recipe) -> float:
-        """Estimate how long a recipe is trained in one process, on one core; `host` must be there."""
+        """Estimate the time to train a recipe in one process, on one core; needs `host`."""
         return self._maths_s(recipe) * _steps(recipe)
 
     def _maths_s(self, of: Cell | Recipe) -> float:
-        """Estimate a step's maths, all stages together, on one core."""
+        """Estimate the compute time of a step, all stages together, on one core."""
         assert self._host is not None
         real = durations(self._host(of.workload.precision), of.workload, of.pipeline)
         parts = of.pipeline.microbatches * of.pipeline.accumulation
@@ -95,8 +91,8 @@ class Estimator:
         return parts * (sum(real.forward_ns) + sum(real.backward_ns)) / 1e9
 
     def _step_s(self, cell: Cell) -> float:
-        """Estimate a step in the lab: what takes longest of the schedule, this machine's cores and the slowest link,
-        and the way of one frame.
+        """Estimate a step in the lab: the maximum of the schedule, this machine's cores and the slowest link, plus the
+        latency of one frame.
         """
         if not isinstance(cell.parallelism, PipelineSpec):
             return expected_step(cell).seconds
@@ -108,7 +104,7 @@ class Estimator:
             assert self._host is not None
             real = durations(self._host(cell.workload.precision), cell.workload, pipeline)
             forward_ns, backward_ns, update_ns = real.forward_ns, real.backward_ns, max(real.update_ns)
-            # Played stages share no processor.
+            # Played stages do not share a processor.
             working_s = self._maths_s(cell) / len(os.sched_getaffinity(0)) if cell.timing == "live" else 0.0
         schedule_s = compute.dilation * unshaped_step_s(
             pipeline, forward_s=max(forward_ns) / 1e9, backward_s=max(backward_ns) / 1e9, update_s=update_ns / 1e9
@@ -118,7 +114,7 @@ class Estimator:
 
 
 def _steps(of: Cell | Recipe) -> float:
-    """Return how many training steps a run's evaluations and its training together are worth."""
+    """Return the length of a run in training steps, with its evaluations converted to steps."""
     training = of.training
     evaluations = 1 + (training.steps // training.evaluate_every if training.evaluate_every else 0)
     batches = workloads.validation_tokens(of.workload) / of.workload.batch_tokens
@@ -126,8 +122,8 @@ def _steps(of: Cell | Recipe) -> float:
 
 
 def _wire_s(cell: Cell) -> tuple[float, float]:
-    """Return (how long the busiest direction of a link carries one step's frames, how long one frame takes over all
-    links and back).
+    """Return two times: that of one step's frames on the busiest link direction, and that of one frame over all links
+    and back.
     """
     pipeline = cell.pipeline
     parts, stages = pipeline.microbatches * pipeline.accumulation, pipeline.stages
@@ -136,7 +132,7 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
     bits = values * codecs.parse_placement(cell.codec).nominal_bits * _HEADERS
     busiest = way = 0.0
     for index in range(link_count(cell.topology, stages)):
-        # in a star a middle stage's uplink has activations for one neighbour and gradients for the other
+        # in a star, a middle stage's uplink carries activations to one neighbour and gradients to the other
         frames = 2 if cell.topology == "star" and 0 < index < stages - 1 else 1
         for pipe in (cell.links[index].up, cell.links[index].down) if stages > 1 else ():
             if pipe is not None:
@@ -146,7 +142,7 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
 
 
 def _shape(cell: Cell) -> tuple[Any, ...]:
-    """Return what decides the time of a step, except the codec."""
+    """Return the fields that determine the time of a step, except the codec."""
     workload = cell.workload
     if isinstance(workload, TextSpec):
         workload = workload.model_copy(update={"text": "", "order": "fixed", "training_sequences": None})
@@ -154,7 +150,7 @@ def _shape(cell: Cell) -> tuple[Any, ...]:
 
 
 def _past_of(run: Run) -> _Past | None:
-    """Read an earlier run; None for one that did not end well, or does not say how long it took."""
+    """Read an earlier run; None if it failed, or has no duration."""
     summary = run.summary
     if summary is None or summary.status != "ok" or summary.ended not in (None, "steps") or summary.step_s is None:
         return None
@@ -166,11 +162,11 @@ def _past_of(run: Run) -> _Past | None:
 
 
 def on_this_machine(cell: Cell, host: devices.ComputeDevice) -> str:
-    """Say what this machine means for a paced cell, in one sentence."""
+    """Describe in one sentence how this machine keeps the pace of a cell."""
     assert isinstance(cell.compute, Paced)
     duty, needed = devices.cores_needed(cell, host) / cell.compute.dilation, devices.needed_dilation(cell, host)
     at = f" at dilation {cell.compute.dilation}" if cell.compute.dilation > 1 else ""
-    text = f"durations: {cell.compute.source}; the real maths of all stages keeps {duty:.2f} cores busy meanwhile{at}"
+    text = f"durations: {cell.compute.source}; the real compute of all stages keeps {duty:.2f} cores busy{at}"
     if needed > cell.compute.dilation:
-        text += f", more than half of what there is here: set compute.dilation={needed}, or expect overruns"
+        text += f", more than half of this machine's: set compute.dilation={needed}, or expect overruns"
     return text

@@ -1,7 +1,7 @@
-"""Run programs of ours side by side, one per core, as many as memory allows: tasks in, results out.
+"""Runs testbed programs in parallel, one per core, as many as memory allows: tasks in, results out.
 
-`execute` is the one place that decides where tasks run. An engine for a cluster stands in its place: same tasks, same
-results, in any order.
+`execute` alone decides where tasks run. An engine for a cluster would replace it: same tasks, same results, in any
+order.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from testbed.errors import StageError, TestbedError
-from testbed.pipeline.memory import available_memory
 from testbed.process import failed, start_program
+from testbed.training.memory_need import available_memory
 from testbed.units import format_size
 
 _SHARE = 0.9
-"""Of the memory that is available before the first task starts, what tasks may take."""
+"""Share of the memory available before the first task that all tasks may use together."""
 
 
 class Task(NamedTuple):
-    """A program to be run: `python -m MODULE ARGUMENTS`. What it makes, it leaves in files."""
+    """A program to run: `python -m MODULE ARGUMENTS`. It writes its results to files."""
 
     name: str
-    """Names the task among those of one call."""
+    """Identifies the task within one call of `execute`."""
     module: str
     arguments: tuple[str, ...]
     memory_bytes: int
-    """What it is predicted to need at most."""
+    """Predicted peak memory."""
     attempt: str
-    """What it is for, as in "cannot ATTEMPT"."""
+    """Purpose of the task, as in "cannot ATTEMPT"."""
 
 
 class TaskResult(NamedTuple):
-    """How a task ended."""
+    """Outcome of a task."""
 
     task: Task
     error: TestbedError | None
-    """None: it ended well. SpecError where the user can mend it, else StageError with its last words."""
+    """None on success. SpecError for a user error, otherwise StageError with the end of the task's stderr."""
     said: str
-    """What it printed."""
+    """Its standard output."""
 
 
 @dataclass
@@ -63,15 +63,15 @@ def execute(
     options: Mapping[str, Any] | None = None,
     available_bytes: Callable[[], int] | None = None,
 ) -> Generator[TaskResult]:
-    """Run tasks in processes, started in their order; yields each one's result as it ends.
+    """Run tasks in processes, started in order; yield each result as its task ends.
 
-    This is the seam for engines that run tasks elsewhere: what they compute must not depend on where, when or beside
-    what they ran, and nothing is shared but files.
+    Engines that run tasks elsewhere replace this function: results must not depend on where, when or alongside which
+    others a task runs, and tasks share nothing but files.
 
-    `at_once`: how many at most; None: one per core that this process may use. Fewer run where predicted memory does
-    not fit into what is available, which `note` is told once. `options` go to
-    `process.start_program`. A task that dies costs its own result only. All end when the iterator is closed, by
-    Ctrl-C for instance, and when the thread that runs it ends, however that happens.
+    `at_once`: maximum number in parallel; None: one per core that this process may use. Fewer run if their predicted
+    memory exceeds what is available; `note` receives one message about that. `options` go to `process.start_program`.
+    A task that dies loses only its own result. All tasks end when the iterator is closed, e.g. by Ctrl-C, and when the
+    thread that runs it ends for any reason.
     """
     limit = at_once or len(os.sched_getaffinity(0))
     memory_bytes = int((available_bytes or available_memory)() * _SHARE)
@@ -104,8 +104,8 @@ def execute(
 
 def _too_little(task: Task, running: int, limit: int, free: int) -> str:
     return (
-        f"{task.name} needs {format_size(task.memory_bytes)} of memory as predicted, and {format_size(max(0, free))} "
-        f"are left beside {running} that run: fewer than {limit} run at once"
+        f"{task.name} is predicted to need {format_size(task.memory_bytes)} of memory, but {running} running tasks "
+        f"leave {format_size(max(0, free))}: fewer than {limit} run at once"
     )
 
 
@@ -125,7 +125,7 @@ def _start(task: Task, options: Mapping[str, Any]) -> _Running:
 
 
 def _finished(one: _Running) -> TaskResult:
-    """Wait for a process that has closed its output, and say how it ended."""
+    """Wait for a process that has closed its output; return its outcome."""
     status = one.process.wait()
     assert one.process.stdout is not None
     one.process.stdout.close()

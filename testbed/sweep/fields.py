@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import copy
 import functools
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from testbed.errors import SpecError
-from testbed.frozen import records_in
-from testbed.spec import Cell
+from testbed.frozen import parse_value, records_in
+from testbed.spec import Cell, Varied
 
 Tables = dict[str, Any]
-_COMPUTE = ("mode", "forward", "backward", "update", "device", "dilation")
-"""What a file says about compute; a cell holds what came of it (`testbed.devices`)."""
+_MOST_DOTS = 8
+"""Maximum number of dots in the name of a typed field; no record is nested so deep."""
+_VARIED = [
+    f"{name}.{key}"
+    for name, field in Varied.model_fields.items()
+    for of in records_in(field.annotation)
+    for key in of.model_fields
+]
+_COMPUTE = ("mode", "forward", "backward", "update", "device", "dilation", *_VARIED, "seed")
+"""Compute keys of an experiment file; a cell holds the durations resolved from them (`testbed.devices`)."""
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any], where: str) -> Tables:
-    """Return a copy of nested tables with the leaves of `change` put in."""
+    """Return a copy of nested tables, updated with the leaves of `change`."""
     merged = copy.deepcopy(dict(base))
     for key, value in change.items():
         if isinstance(value, Mapping):
@@ -40,16 +47,16 @@ def nest(dotted: str, value: Any) -> Tables:
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
-    """Parse `training.steps=20`, as it is typed after `flag`. The value is read as TOML, and as a plain word where that
-    fails.
-    """
+    """Parse `training.steps=20`, typed after `flag`; the value as in `parse_value`."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise SpecError(f"{flag} {text!r} is not of the form field=value, for example {flag} training.steps=20")
+    if name.count(".") > _MOST_DOTS:
+        raise SpecError(f"{flag} {name[:40]}...: no field has {name.count('.')} dots in its name")
     try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
+        return name.strip(), parse_value(value)
+    except SpecError as error:
+        raise SpecError(f"{flag} {name.strip()}: {error}") from None
 
 
 def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,7 +70,7 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 @functools.cache
 def known_fields() -> dict[str, Any]:
-    """Return every field that an experiment may state, by dotted name, with what holds where it does not."""
-    otherwise = ("schema_version", "engine", "profiles", "compute")  # not stated there, or otherwise
+    """Return every field that an experiment may state, by dotted name, with its default."""
+    otherwise = ("schema_version", "engine", "profiles", "compute")  # not stated in files, or in another form
     fields = {name: default for name, default in _walk(Cell) if name.partition(".")[0] not in otherwise}
     return {"profile": None, **fields, **{f"compute.{key}": None for key in _COMPUTE}, "compute.dilation": 1}

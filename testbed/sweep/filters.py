@@ -1,7 +1,6 @@
-"""Which combinations of the axes are run: conditions on fields, from an experiment file or the command line.
+"""Selects the combinations of the axes to run: conditions on fields, from an experiment file or the command line.
 
-A condition is a table: dotted field = value, or a list of values, any of which will do. It holds where all its fields
-do.
+A condition is a table: dotted field = value, or a list of allowed values. It holds if it holds for all its fields.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Condition = dict[str, list[Any]]
 
 
 def read_condition(table: Mapping[str, Any], where: str) -> Condition:
-    """Read a condition from a file. UnknownNameError for a field that no cell has; SpecError for an empty table."""
+    """Parse a condition of a file. UnknownNameError for a field that no cell has; SpecError for an empty table."""
     condition = {name: value if isinstance(value, list) else [value] for name, value in flatten(table)}
     for name, values in condition.items():
         if name not in known_fields():
@@ -31,12 +30,12 @@ def read_condition(table: Mapping[str, Any], where: str) -> Condition:
 
 
 def read_flags(texts: Iterable[str], flag: str) -> list[Condition]:
-    """Read one condition per flag."""
+    """Parse one condition per flag."""
     return [read_condition(nest(*parse_assignment(text, flag)), flag) for text in texts]
 
 
 def any_of(conditions: Iterable[Condition]) -> Condition:
-    """Combine conditions into one that holds where, for every field, one of the conditions on it does."""
+    """Merge conditions into one that holds if, for every field, one of the conditions on it holds."""
     gathered: Condition = {}
     for condition in conditions:
         for name, values in condition.items():
@@ -45,7 +44,7 @@ def any_of(conditions: Iterable[Condition]) -> Condition:
 
 
 def holds(condition: Condition, fields: Tables) -> bool:
-    """Say whether a combination meets a condition."""
+    """Return whether a combination meets a condition."""
     stated = dict(flatten(fields))
     return all(_value(stated, name) in _plain(name, values) for name, values in condition.items())
 
@@ -58,14 +57,14 @@ def _value(stated: Mapping[str, Any], name: str) -> Any:
 
 
 def _plain(name: str, values: Iterable[Any]) -> list[Any]:
-    """Normalise values of a field, so that equal ones mean the same: two texts may name one codec."""
+    """Normalise values of a field so that equivalent ones compare equal: two texts may name the same codec."""
     return [
         placement.canonical_text(value) if name == "codec" and isinstance(value, str) else value for value in values
     ]
 
 
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
-    """Check that some combination has each value of a typed condition: else it is a typing error."""
+    """Check that each value of a typed condition occurs in some combination: otherwise it is a typo."""
     for name, values in condition.items():
         known = list(
             {repr(value): value for value in (_value(dict(flatten(fields)), name) for fields in combinations)}.values()

@@ -1,4 +1,4 @@
-"""Ctrl-C while a sweep runs: once, what can be finished in seconds is finished; twice, everything stops at once."""
+"""Handles Ctrl-C during a sweep: the first one lets work of a few seconds finish, the second stops everything."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ MESSAGE = "finishing the running step; press Ctrl-C again to stop at once"
 
 
 class Interrupt(Closing):
-    """Takes SIGINT over, in the main thread of a program; a context manager. It is raised as ever, but not while
+    """Takes over SIGINT in the main thread; a context manager. Raises KeyboardInterrupt as usual, except while
     `patient`.
     """
 
     asked: bool
-    """Whether there was a Ctrl-C that was not raised: who is patient looks, ends soon, and raises KeyboardInterrupt
-    then."""
+    """Whether a Ctrl-C is pending: code under `patient` polls this, ends soon, and then raises KeyboardInterrupt."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """`say` tells the person who pressed it what happens."""
+        """`say` prints a line for the user who pressed Ctrl-C."""
         self._say = say
         self._patient = self.asked = False
         self._previous: signal._HANDLER = None
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """Note the first Ctrl-C in here, and raise the second."""
+        """Record the first Ctrl-C in this block, and raise the second."""
         self._patient = True
         try:
             yield
@@ -45,11 +44,11 @@ class Interrupt(Closing):
         self._say(MESSAGE)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python gives no signals
+        if threading.current_thread() is threading.main_thread():  # Python delivers signals to no other thread
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def close(self) -> None:
-        """Give SIGINT back."""
+        """Restore the previous handler of SIGINT."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)

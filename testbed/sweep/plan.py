@@ -1,5 +1,5 @@
-"""Experiment files to cells. Pure: reads files, starts nothing, resolves every number. experiments/README.md has the
-format.
+"""Turns experiment files into cells, with every number resolved. Pure: starts nothing. experiments/README.md documents
+the format.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ from testbed.sweep.resolve import resolve_cell
 AskedEngine = Literal["auto", "netem", "relay"]
 AskedClock = Literal["auto", "virtual", "real"]
 _QUICK = ("cell", "axes", "variants", "repeats", "tune")
+_MOST_CELLS = 10_000
 ENOUGH_VALUES, ENOUGH_SEEDS = 5, 2
-"""Of [tune], unless it is a short form's."""
+"""Minimum numbers of values and seeds in [tune], except in a short form."""
 
 
 class TuneSpec(Frozen):
-    """[tune]: before the sweep, the value of one field is chosen for each arm by short runs; see `sweep.tune`."""
+    """[tune]: before the sweep, trial runs choose the value of one field for each arm; see `sweep.tune`."""
 
     field: str
     """Dotted, for example optimiser.learning_rate."""
     values: Annotated[tuple[StrictInt | StrictFloat, ...], Field(min_length=1)]
-    """Positive, ascending; five at least, or no best value of them can be said to lie between others."""
+    """Positive, ascending; at least five, so that the best one can lie between others."""
     seeds: Annotated[tuple[StrictInt, ...], Field(min_length=1)]
-    """Two at least: one seed's ranking is that seed's."""
+    """At least two: a ranking by one seed may hold for that seed only."""
     steps: Annotated[StrictInt, Field(ge=1)] | None = None
-    """Steps of each run; None: as many as the training has. Fewer are checked to rank alike."""
+    """Steps of each trial; None: as many as the training has. With fewer, full-length runs check the ranking."""
     over: str | list[str] = "datacenter"
-    """As `profile`: the network of live trials. Played ones are trained without a network."""
+    """Network of live trials, in the form of `profile`. Played trials are trained without a network."""
     arm: Annotated[tuple[str, ...], Field(min_length=1)] = ("codec",)
-    """Fields whose every combination gets a value of its own."""
+    """Fields that define the arms: each combination of their values is tuned separately."""
     widen: Annotated[StrictInt, Field(ge=0)] = 4
-    """Values that an arm may have beyond the list, in the direction in which its best value is the list's end."""
+    """Maximum number of values added to an arm's list, beyond the end at which its best value lies."""
     quick: bool = False
-    """A short form, whose choice says nothing: any number of values and seeds will do, and no value is added."""
+    """Short form with a meaningless choice: any number of values and seeds is allowed, and no value is added."""
 
     @model_validator(mode="after")
     def _shows_something(self) -> TuneSpec:
         low_to_high = all(before < after for before, after in itertools.pairwise(self.values))
         if not low_to_high or self.values[0] <= 0 or not math.isfinite(self.values[-1]):
-            raise ValueError(f"values must be positive and ascend, found {list(self.values)}")
+            raise ValueError(f"values must be positive and ascending, found {list(self.values)}")
         if self.quick:
             return self
         if len(self.values) < ENOUGH_VALUES:
             raise ValueError(
                 f"{len(self.values)} values cannot show that the best lies between others; state at least "
-                f"{ENOUGH_VALUES}, or quick = true for a short form whose choice says nothing"
+                f"{ENOUGH_VALUES}, or quick = true for a short form with a meaningless choice"
             )
         if len(set(self.seeds)) < ENOUGH_SEEDS:
             raise ValueError(
-                f"seeds are {list(self.seeds)}, and a ranking by one seed is that seed's; state at least "
-                f"{ENOUGH_SEEDS}, or quick = true for a short form whose choice says nothing"
+                f"seeds are {list(self.seeds)}, but a ranking by one seed may hold for that seed only; state at least "
+                f"{ENOUGH_SEEDS}, or quick = true for a short form with a meaningless choice"
             )
         return self
 
@@ -77,13 +78,13 @@ class Experiment(Frozen):
     path: Path
     question: str
     engine: AskedEngine
-    """Of runs on the real clock."""
+    """Engine of runs on the real clock."""
     clock: AskedClock = "auto"
-    """Of played cells; auto: virtual where that is possible."""
+    """Clock of played cells; auto: virtual where possible."""
     live_checks: Annotated[StrictInt, Field(ge=0)] = 2
-    """Played cells that are run live too, at the end of the sweep, where this machine allows it."""
+    """Number of played cells that are also run live at the end of the sweep, if this machine can."""
     repeats: Annotated[StrictInt, Field(ge=1)] = 1
-    """Good runs that each cell is to have."""
+    """Number of successful runs per cell."""
     order: Order = "grouped"
     order_seed: StrictInt = 0
     cell: dict[str, Any]
@@ -97,15 +98,15 @@ class Experiment(Frozen):
 
 
 class Choice(NamedTuple):
-    """What the command line changes in an experiment."""
+    """Changes to an experiment from the command line."""
 
     quick: bool = False
     overrides: Sequence[str] = ()
-    """`field=value`; one for an axis replaces that axis."""
+    """`field=value`; an override of an axis replaces the axis."""
     only: Sequence[str] = ()
-    """`field=value`; all must hold, and of several for one field one must."""
+    """`field=value`; all fields must match, each with any of its values."""
     exclude: Sequence[str] = ()
-    """`field=value`; none may hold."""
+    """`field=value`; none may match."""
     repeats: int | None = None
     cells: Sequence[str] = ()
     """Ids of cells; empty: all."""
@@ -115,21 +116,21 @@ class Combination(NamedTuple):
     """One point of the axes."""
 
     label: str
-    """What the axes have there, for messages."""
+    """Values of the axes, for messages."""
     fields: Tables
     stated: frozenset[str] = frozenset()
-    """Dotted names of the fields that an axis or a variant states here."""
+    """Dotted names of the fields that an axis or a variant sets."""
     mark: str = ""
-    """What must be known of a value that [tune] chose for it; empty where nothing must."""
+    """Caveat about the value that [tune] chose; empty if none."""
 
     def arm(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of some fields here, by name; None where one is not stated."""
+        """Return the values of these fields by name; None for a field that is not stated."""
         stated = dict(flatten(self.fields))
         return {name: stated.get(name) for name in names}
 
 
 def experiment_files() -> dict[str, Path]:
-    """List every experiment by name: `./experiments` before the shipped ones."""
+    """Return the file of every experiment by name: `./experiments` before the shipped ones."""
     folders = reversed(paths.experiment_folders())
     return {path.parent.name: path for folder in folders for path in sorted(folder.glob("*/sweep.toml"))}
 
@@ -150,7 +151,7 @@ def load_experiment(name: str) -> Experiment:
 
 
 def _check_compared(experiment: Experiment, asked: CompareSpec) -> None:
-    """Raise SpecError where [compare] names arms that the file, as it was written, does not have."""
+    """Raise SpecError if [compare] names arms that the file, without overrides, does not have."""
     where = f"[compare] of {experiment.path}"
     points = [combination.fields for combination in combinations(experiment, Choice())]
     sides = [nest("codec", codec) for codec in asked.baselines]
@@ -159,11 +160,11 @@ def _check_compared(experiment: Experiment, asked: CompareSpec) -> None:
         condition = filters.read_condition(side, where)
         filters.check_used(condition, points, where)
         if not any(filters.holds(condition, fields) for fields in points):
-            raise SpecError(f"{where}: no cell has {', '.join(f'{n} = {v}' for n, v in flatten(side))} all together")
+            raise SpecError(f"{where}: no cell has all of {', '.join(f'{n} = {v}' for n, v in flatten(side))}")
 
 
 def read_experiment(content: Mapping[str, Any], where: str) -> Experiment:
-    """Make an experiment of what a file says. SpecError, which names the file by `where`."""
+    """Parse the content of an experiment file. SpecError, naming the file by `where`."""
     try:
         return Experiment(**content)
     except ValidationError as error:
@@ -171,14 +172,16 @@ def read_experiment(content: Mapping[str, Any], where: str) -> Experiment:
 
 
 def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
-    """Return the experiment with what --quick, --set and --repeats change in it."""
+    """Return the experiment with the changes of --quick, --set and --repeats."""
     where = str(experiment.path)
     content = dict(experiment)
     if choice.quick:
         if not experiment.quick:
-            raise SpecError(f"{where} has no [quick] table, so --quick has no meaning for it")
+            raise SpecError(f"{where} has no [quick] table, so --quick does not apply; add one, or omit --quick")
         if unknown := set(experiment.quick) - set(_QUICK):
             raise UnknownNameError(f"key of [quick] in {where}:", unknown.pop(), _QUICK)
+        if wrong := [key for key in ("cell", "axes", "tune") if not isinstance(experiment.quick.get(key, {}), dict)]:
+            raise SpecError(f"{where}: {wrong[0]} of [quick] must be a table")
         tune = None if experiment.tune is None else experiment.tune.model_dump()
         short = merge({"cell": experiment.cell, "axes": {}, "tune": tune or {}}, experiment.quick, where)
         tuned = short["tune"] | {"quick": True} if short["tune"] else None
@@ -200,9 +203,9 @@ def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
 
 
 def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
-    """Return the product of the axes, the first varying slowest and the variants fastest, without what is filtered out.
+    """Return the filtered product of the axes; the first axis varies slowest, the variants fastest.
 
-    `experiment` is one to which `apply_choice` was applied. SpecError where nothing is left.
+    `experiment` is a result of `apply_choice`. SpecError if the filters leave nothing.
     """
     where = str(experiment.path)
     axes = [[nest(name, value) for value in values] for name, values in experiment.axes.items()]
@@ -210,7 +213,9 @@ def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
         if not values:
             raise SpecError(f"{where}: axis {name} must be a list with at least one value, found {values!r}")
         if any(name in dict(flatten(variant)) for variant in experiment.variants):
-            raise SpecError(f"{where}: {name} is an axis and stands in [[variants]] too; state it in one of them")
+            raise SpecError(f"{where}: {name} is both an axis and a field of [[variants]]; remove one of them")
+    if (count := math.prod(map(len, axes)) * max(1, len(experiment.variants))) > _MOST_CELLS:
+        raise SpecError(f"{where}: the axes make {count:,} cells; the limit is {_MOST_CELLS:,}")
     points = []
     for changes in itertools.product(*axes, *([experiment.variants] if experiment.variants else [])):
         fields: Tables = experiment.cell
@@ -238,14 +243,14 @@ def _filtered(points: list[Combination], experiment: Experiment, choice: Choice)
         and not any(filters.holds(condition, point.fields) for condition in drop)
     ]
     if not left:
-        raise SpecError(f"{where}: no cell is left of {len(points)}: only and exclude leave all of them out")
+        raise SpecError(f"{where}: none of the {len(points)} cells is left: only and exclude filter out all of them")
     return left
 
 
 def resolve_cells(points: Iterable[Combination], engine: Engine, where: str, clock: Clock = "real") -> list[Cell]:
     """Make a cell for each combination."""
     cells = []
-    load = functools.cache(load_profile)  # a trace takes 0.1 s to read, and a network has many cells
+    load = functools.cache(load_profile)  # reading a rate trace takes 0.1 s, and many cells share a network
     for combination in points:
         try:
             cells.append(resolve_cell(combination.fields, engine, where, clock, load))
@@ -255,8 +260,8 @@ def resolve_cells(points: Iterable[Combination], engine: Engine, where: str, clo
 
 
 def untuned(points: Sequence[Combination], tune: TuneSpec | None) -> list[Combination]:
-    """Return the combinations with the first value that [tune] will try in place: what can be checked and shown before
-    the choice. One that states the field keeps its own.
+    """Return the combinations with the first value of [tune], to check and show them before the choice. A combination
+    that states the field keeps its value.
     """
     if tune is None:
         return list(points)
@@ -269,9 +274,9 @@ def untuned(points: Sequence[Combination], tune: TuneSpec | None) -> list[Combin
 
 
 def cells(experiment: Experiment, engine: Engine, clock: Clock = "real", **choice: Any) -> tuple[Cell, ...]:
-    """Return the cells of an experiment, each once, in the file's order, before anything is tuned.
+    """Return the cells of an experiment, each once, in the file's order, before tuning.
 
-    `engine` and `clock` are what `auto` resolved to; the rest is a `Choice`'s.
+    `engine` and `clock`: the resolved values, not `auto`; the rest are fields of a `Choice`.
     """
     chosen = Choice(**choice)
     asked = apply_choice(experiment, chosen)

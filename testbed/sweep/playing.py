@@ -1,8 +1,9 @@
-"""Make played runs: train each recipe once, measure how long its actions take, and play its trace over every network.
+"""Makes played runs: trains each recipe once, measures how long its actions take, and plays its trace over every
+network.
 
-A training, its durations and a trace are shared by all cells that differ in nothing but their network; a training also
-by those that differ in schedule and depth. What was trained is kept in the result folder, in trained/<recipe id>/;
-durations are in calibration.json, traces in traces/.
+Cells that differ only in their network share a training, its durations and a trace; cells that differ in schedule and
+depth still share a training. The result folder holds trainings in trained/<recipe id>/, durations in calibration.json
+and traces in traces/.
 """
 
 from __future__ import annotations
@@ -11,29 +12,19 @@ import hashlib
 import itertools
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import Any
 
-from testbed import results, vm
-from testbed.errors import GuestKernelError, StageError, TestbedError
+from testbed import paths, results, vm
+from testbed.errors import StageError, TestbedError
 from testbed.net.lab import LabSpec
-from testbed.paths import as_invoking_user
-from testbed.play import pipelines
-from testbed.play.certify import certify_virtual, network_certificate
-from testbed.play.guests import Progress, play_jobs
-from testbed.play.job import Outcome, PlayJob
-from testbed.play.kinds import played_job
-from testbed.play.played import Played, read_played
-from testbed.play.recorded import records_of
-from testbed.play.steady import extended
-from testbed.play.trace import Trace
-from testbed.play.tracing import TracedJob
-from testbed.process import start_program
+from testbed.player.certify_links import certify_virtual, network_certificate
+from testbed.player.guests import Progress, play_jobs
+from testbed.player.play_job import Outcome, PlayJob
+from testbed.player.steady import extended
 from testbed.profiles import LinkProfile
 from testbed.records import (
     Calibration,
@@ -42,15 +33,20 @@ from testbed.records import (
     RunCertificates,
     StepRecord,
 )
+from testbed.replay import pipelines
+from testbed.replay.cells import played_job
+from testbed.replay.recorded import records_of
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
 from testbed.sweep.bounded_steps import run_step
-from testbed.sweep.calibration import BUDGET_S, calibrate
+from testbed.sweep.calibrations import BUDGET_S, calibrate, check_given
 from testbed.sweep.controller import prepare
-from testbed.sweep.environment import describe_machine, hold_folder, hold_machine
-from testbed.sweep.means import Means
+from testbed.sweep.environment import Means, describe_machine, hold_machine
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
+from testbed.trace.format import Trace
+from testbed.trace.played import Played, read_played
+from testbed.trace.tracing import TracedJob
 from testbed.vm import GuestKernel
 
 _ASIDE = ".played-"
@@ -58,123 +54,100 @@ Training = Sequence[Sequence[StepRecord]]
 
 
 def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
-    """Make a played run for each of `runs` into `folder`; returns why some failed. A run that fails costs itself only.
+    """Make a played run for each of `runs` into `folder`; return the errors of those that failed, each independently.
 
-    Of the runs of one cell each has another seed for its links. On the virtual clock others may use the machine
-    meanwhile; what is measured on its own clock has it alone.
+    The runs of one cell have different link seeds. On the virtual clock the machine may be shared; calibrations and
+    plays on the real clock lock it. The caller holds the folder's lock.
     """
-    with hold_folder(folder), clock_kernel(means, progress) as kernel:
-        for left in folder.glob(f"{_ASIDE}*"):  # by a sweep that was killed: we hold the folder
-            shutil.rmtree(left, ignore_errors=True)
-        trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare, progress=progress)
-        for number, cell in enumerate(runs):
-            if (error := trained.failures.get(recipe_of(cell).id)) is not None:
-                progress.begin(cell, number)
-                RunRecorder(folder, cell, progress).close(error)
-        failures = list(trained.failures.values())
-        numbers = [number for number, cell in enumerate(runs) if recipe_of(cell).id not in trained.failures]
-        runs = [runs[number] for number in numbers]
-        if not runs:
-            return failures
-        recipes = {recipe.id: recipe for recipe in map(recipe_of, runs)}
-        training = {name: trainings.load_training(trained.folders[name], of) for name, of in recipes.items()}
-        floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
-        guest_kernel = kernel()  # before anything is measured: a build beside it would slow it down
-        costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, BUDGET_S)
-        cores = len(os.sched_getaffinity(0))
-        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
-            links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
-            player = _Player(runs, numbers, folder, Path(aside), training, floors, costs, links, progress)
-            jobs = [player.job(number) for number in range(len(runs))]
-            progress.note(f"playing {len(jobs)} run{'s' * (len(jobs) != 1)}")
-            with hold_machine() if means.clock == "real" else nullcontext():
-                play_jobs(
-                    jobs,
-                    clock=means.clock,
-                    folder=folder,
-                    kernel=guest_kernel,
-                    guests=cores,
-                    progress=player.has_played,
-                )
+    for left in folder.glob(f"{_ASIDE}*"):  # leftovers of a killed sweep: this one holds the folder's lock
+        shutil.rmtree(left, ignore_errors=True)
+    if means.calibration is not None:  # before hours of training
+        check_given(means.calibration, map(recipe_of, filter(pipelines.needs_calibration, runs)))
+    trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare, progress=progress)
+    for number, cell in enumerate(runs):
+        if (error := trained.failures.get(recipe_of(cell).id)) is not None:
+            progress.begin(cell, number)
+            RunRecorder(folder, cell, progress).close(error)
+    failures = list(trained.failures.values())
+    numbers = [number for number, cell in enumerate(runs) if recipe_of(cell).id not in trained.failures]
+    runs = [runs[number] for number in numbers]
+    if not runs:
+        return failures
+    recipes = {recipe.id: recipe for recipe in map(recipe_of, runs)}
+    training = {name: trainings.load_training(trained.folders[name], of) for name, of in recipes.items()}
+    floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
+    guest_kernel = vm.find_clock_kernel() if means.clock == "virtual" else None
+    costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, BUDGET_S)
+    cores = len(os.sched_getaffinity(0))
+    with paths.scratch_folder(_ASIDE, folder) as aside:
+        links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
+        player = _Player(runs, numbers, folder, aside, training, floors, costs, links, progress)
+        jobs = [player.job(number) for number in range(len(runs))]
+        progress.note(f"playing {len(jobs)} run{'s' * (len(jobs) != 1)}")
+        with hold_machine(progress.note) if means.clock == "real" else nullcontext():
+            play_jobs(
+                jobs,
+                clock=means.clock,
+                folder=folder,
+                kernel=guest_kernel,
+                guests=cores,
+                progress=player.has_played,
+            )
     return failures + player.failures
 
 
 def train_cells(cells: Sequence[Cell], folder: Path, progress: SweepProgress) -> trainings.Trainings:
-    """Train the recipes of played cells and play nothing: what it takes to know their losses."""
-    with hold_folder(folder):
-        return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare, progress=progress)
-
-
-@contextmanager
-def clock_kernel(means: Means, progress: SweepProgress) -> Iterator[Callable[[], GuestKernel | None]]:
-    """Have the guest kernel built, where it is missing, while other things go on; what is yielded waits for it."""
-    if means.clock == "real" or vm.find_clock_kernel() is not None:
-        yield lambda: vm.find_clock_kernel() if means.clock == "virtual" else None
-        return
-    progress.note("building the kernel with a virtual clock meanwhile, once: some minutes")
-    attempt = "build the kernel with a virtual clock"
-    with start_program(
-        "testbed", "vm", "--build", attempt=attempt, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **as_invoking_user()
-    ) as builder:
-
-        def wait() -> GuestKernel:
-            said = builder.communicate()[1].decode(errors="replace").strip()
-            if (kernel := vm.find_clock_kernel()) is None:
-                raise GuestKernelError(f"cannot {attempt}: {said or 'it said nothing'}")
-            return kernel
-
-        try:
-            yield wait
-        finally:
-            builder.kill()
+    """Train the recipes of played cells without playing them, which suffices for their losses."""
+    return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare, progress=progress)
 
 
 def measured_costs(
     cells: Iterable[Cell], folder: Path, means: Means, progress: SweepProgress, budget_s: float
 ) -> Calibration:
-    """Return what the stages or workers of these cells' recipes cost; what is not known is measured now, for `budget_s`
-    at most, and what does not agree by then is marked noisy. Nothing is measured where that is 0.
+    """Return the durations of these cells' stages or workers. Unknown ones are measured now, for at most `budget_s`;
+    those that still disagree are marked noisy. With a budget of 0, nothing is measured.
 
-    They are kept in the result folder too, beside those of earlier sweeps.
+    They are also stored in the result folder, together with those of earlier sweeps.
     """
     needed = {recipe.id: recipe for recipe in map(recipe_of, cells)}
     if not needed:
         return Calibration(taken_at="", machine={}, recipes={})
     if budget_s:
-        progress.note("measuring how long actions take, alone on one core, where that is not known yet")
-    found = calibrate(
+        progress.note("measuring the actions whose durations are unknown, alone on one core")
+    calibration = calibrate(
         needed.values(),
         prepare=prepare,
         budget_s=budget_s,
         again=means.recalibrate,
         given=means.calibration,
+        note=progress.note,
     )
     path = folder / "calibration.json"
     kinds = ("recipes", "replicas", "jobs")
-    known: dict[str, Any] = {kind: getattr(found, kind) for kind in kinds}
+    known: dict[str, Any] = {kind: getattr(calibration, kind) for kind in kinds}
     if path.exists():
         before = results.read_json(path, Calibration)
         known = {kind: getattr(before, kind) | known[kind] for kind in kinds}
-    results.write_json(path, found.model_copy(update=known))
-    all_costs = [[one for stage in costs for one in stage.durations] for costs in found.recipes.values()]
-    all_costs += [[one for place in costs for one in place.durations] for costs in found.jobs.values()]
-    all_costs += [costs.durations for costs in found.replicas.values()]
+    results.write_json(path, calibration.model_copy(update=known))
+    all_costs = [[one for stage in costs for one in stage.durations] for costs in calibration.recipes.values()]
+    all_costs += [[one for place in costs for one in place.durations] for costs in calibration.jobs.values()]
+    all_costs += [costs.durations for costs in calibration.replicas.values()]
     if noisy := sum(any(duration.noisy for duration in durations) for durations in all_costs):
         progress.note(
-            f"noisy durations in {noisy} of {len(all_costs)} recipes: calibration.json says how far they spread; "
-            "on a quieter machine --recalibrate measures them again"
+            f"noisy durations in {noisy} of {len(all_costs)} recipes: calibration.json states their spread; repeat "
+            "with --recalibrate on a quieter machine"
         )
-    return found
+    return calibration
 
 
 def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[LinkProfile, Certificate]:
-    """Certify every link of these runs on the virtual clock, where it is not certified yet."""
+    """Certify every link of these runs on the virtual clock, unless it already is."""
     links = list(dict.fromkeys(profile for cell in runs for profile in cell.links))
     return dict(zip(links, certify_virtual(links, kernel, guests=guests), strict=True))
 
 
 class LinkSeeds:
-    """Seeds for the links of runs: of a cell whose links draw at random, each run has another."""
+    """Assigns link seeds to runs: the runs of a cell with random links get different ones."""
 
     def __init__(self, folder: Path, runs: Iterable[Cell]) -> None:
         self._unused = {cell.id: _unused(results.finished_runs(folder, cell.id)) for cell in runs if cell.by_chance}
@@ -185,7 +158,7 @@ class LinkSeeds:
 
 
 def _unused(done: Iterable[results.Run]) -> Iterator[int]:
-    """Yield the seeds that none of these runs had, whichever of them were lost when a sweep was killed."""
+    """Yield the seeds that none of these runs used, including gaps left by a killed sweep."""
     noted = [(number, run.lab.link_seed) for number, run in enumerate(done)]
     used = {number if seed is None else seed for number, seed in noted}
     return (seed for seed in itertools.count() if seed not in used)
@@ -193,19 +166,19 @@ def _unused(done: Iterable[results.Run]) -> Iterator[int]:
 
 @dataclass
 class _Player:
-    """Makes jobs of runs, and runs of what was played."""
+    """Converts runs to jobs for the player, and its outcomes to records of runs."""
 
     runs: Sequence[Cell]
     numbers: Sequence[int]
-    """What `progress` calls the runs."""
+    """Numbers of the runs in `progress`."""
     folder: Path
     aside: Path
-    """Where the player's results lie until they are records."""
+    """Folder of the player's results until they are converted to records."""
     training: Mapping[str, Training]
     floors: Mapping[str, float | None]
     costs: Calibration
     links: Mapping[LinkProfile, Certificate]
-    """What was certified on the virtual clock."""
+    """Certificates from the virtual clock."""
     progress: SweepProgress
     failures: list[TestbedError] = field(default_factory=list)
 
@@ -216,13 +189,11 @@ class _Player:
         self._machine = describe_machine()
 
     def job(self, number: int) -> PlayJob:
-        """Return what is to be played for a run."""
-        cell = self.runs[number]
+        """Return the player's job for a run."""
+        cell = self._drawn(number)
         path, trace = self._trace(cell)
         lab = LabSpec(
-            topology=cell.topology,
-            profiles=cell.links,
-            nodes=cell.nodes,
+            **cell.lab,
             engine=cell.engine,
             engine_reason=f"the {cell.clock} clock",
         )
@@ -231,30 +202,37 @@ class _Player:
             lab=lab,
             link_seed=self._link_seeds[number],
             steps=trace.steps,
+            node_faults=cell.node_faults,
+            prove_steady=not cell.compute.varied,
             output=self.aside / f"{number}.played",
         )
+
+    def _drawn(self, number: int) -> Cell:
+        """Return a run's cell with the draws of its link seed."""
+        return self.runs[number].with_draws(self._link_seeds[number])
 
     def _steps(self, cell: Cell) -> Training:
         return pipelines.steps_to_play(cell, self.training[recipe_of(cell).id])
 
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
-        found = [costs.get(recipe.id) for costs in (self.costs.recipes, self.costs.replicas, self.costs.jobs)]
+        known_costs = [costs.get(recipe.id) for costs in (self.costs.recipes, self.costs.replicas, self.costs.jobs)]
         stated = [getattr(cell, name) for name in ("compute", "codec_cost", "codec_rates", "pipeline", "played_steps")]
-        content = f"{recipe.id} {stated} {found}"
+        content = f"{recipe.id} {stated} {known_costs}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self.folder / "traces" / f"{recipe.id}-{digest}.trace"
         if path not in self._traces:
             self._traces[path] = self._job(cell).trace()
             results.make_folder(path.parent)
             self._traces[path].write(path)
+            paths.give_to_user(path)
         return path, self._traces[path]
 
     def _job(self, cell: Cell) -> TracedJob:
         return played_job(cell, self._steps(cell), self.costs)
 
     def has_played(self, progress: Progress) -> None:
-        """Make the run's records when its job is done."""
+        """Write the run's records when its job is done."""
         if progress.outcome is None:
             return
         cell = self.runs[progress.job]
@@ -262,18 +240,17 @@ class _Player:
         run = RunRecorder(self.folder, cell, self.progress, self._machine)
         run.link_seed = self._link_seeds[progress.job]
         try:
-            steps = self._keep(run, progress.outcome)
+            steps = self._keep(run, self._drawn(progress.job), progress.outcome)
         except TestbedError as error:
             self.failures.append(error)
             run.close(error, [()] * cell.nodes)
         else:
             run.close(None, steps, progress.outcome.host_seconds)
 
-    def _keep(self, run: RunRecorder, outcome: Outcome) -> list[list[StepRecord]]:
-        """Note what was played; returns its records, by node."""
-        cell = run.cell
+    def _keep(self, run: RunRecorder, cell: Cell, outcome: Outcome) -> list[list[StepRecord]]:
+        """Record what was played; return the records by node."""
         if outcome.output is None:
-            raise StageError(f"cell {cell.id} could not be played: {outcome.error}")
+            raise StageError(f"cell {run.cell.id} could not be played: {outcome.error}")
         trace = self._trace(cell)[1]
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
@@ -281,13 +258,14 @@ class _Player:
         run.note_lab(LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns}))
         for node, records in enumerate(nodes):
             lines = "".join(record.model_dump_json() + "\n" for record in records)
-            (run.run.folder / f"steps-{node}.jsonl").write_text(lines, encoding="utf8")
+            (file := run.run.folder / f"steps-{node}.jsonl").write_text(lines, encoding="utf8")
+            paths.give_to_user(file)
         run.note_certificates(self._certificates(cell, played, nodes))
         run.known |= {"steady": played.steady, "floor": self.floors[recipe_of(cell).id]}
         return nodes
 
     def _certificates(self, cell: Cell, played: Played, stages: Sequence[Sequence[StepRecord]]) -> RunCertificates:
-        """Return what was measured of the links: around the run, or on the virtual clock once for all."""
+        """Return the certificates of the links: measured around the run, or once on the virtual clock."""
         if cell.clock == "virtual":
             return virtual_certificates(cell, self.links, stages, played.played_at_ns)
         step = run_step(cell, stages, played.played_at_ns)
@@ -303,7 +281,7 @@ def virtual_certificates(
     stages: Sequence[Sequence[StepRecord]],
     played_at_ns: int | None,
 ) -> RunCertificates:
-    """Return what was measured of a cell's links on the virtual clock, once for all, judged by the run's own step."""
-    certificate = network_certificate(cell.topology, cell.links, links)
+    """Return the certificates of a cell's links, measured once on the virtual clock, judged by the run's own step."""
+    certificate = network_certificate(cell.link_names, cell.links, links)
     step = run_step(cell, stages, played_at_ns)
     return RunCertificates(before=certificate if step is None else step.assess(certificate), after=None)

@@ -1,6 +1,6 @@
-"""Show a person what happens while cells run: a live view on a terminal, plain lines elsewhere.
+"""Displays the progress of the runs: a live view on a terminal, plain lines elsewhere.
 
-`SweepProgress` knows how far each run is; `draw_progress` makes one picture of that.
+`SweepProgress` tracks the runs; `draw_progress` renders their state.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from rich.text import Text
 from testbed.closing import Closing
 from testbed.directions import LinkDirection
 from testbed.errors import TestbedError
-from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.metrics.worst_step import describe_worst_step
 from testbed.records import Sample, Summary
+from testbed.runtime.control_plane import EvaluationDone, StepDone
 from testbed.spec import Cell, ImagesSpec, Recipe
 from testbed.units import format_duration
 
 _RATES_OVER = 20
-"""Samples, taken ten times a second, over which a link's rate is averaged."""
+"""Number of samples, at ten per second, that a link's rate is averaged over."""
 _PICTURES_PER_S = 4
 _BELOW = 6
-"""Lines that the running cell needs below the table."""
+"""Lines for the running cell, below the table."""
 _STYLES = {"running": "bold", "failed": "red", "interrupted": "red", "waiting": "dim", "left out": "dim"}
 _ENDED = {"target": "target loss reached", "budget": "budget spent"}
 
@@ -52,7 +53,7 @@ class Turn:
 
     @property
     def rates_bps(self) -> dict[str, tuple[float, float]]:
-        """The rate of each link over the last two seconds, up and down; empty while too little was counted."""
+        """The rate of each link over the last two seconds, up and down; empty until there are two samples."""
         if len(self.samples) < 2 or (seconds := (self.samples[-1].at_ns - self.samples[0].at_ns) / 1e9) <= 0:
             return {}
         first, last = self.samples[0].links, self.samples[-1].links
@@ -64,19 +65,19 @@ class Turn:
 
 
 class SweepProgress(Closing):
-    """Follows the runs of a sweep; a context manager. The controller calls it, it decides nothing."""
+    """Tracks the runs of a sweep; a context manager. Called by the controller; decides nothing."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], expected_s: Mapping[str, float] | None = None) -> None:
-        """`cells` in the order of their runs; `expected_s`: how long a run of each cell, by id, is thought to take."""
+        """`cells`: in the order of their runs; `expected_s`: estimated duration of a run, by cell id."""
         self.turns = [Turn(cell) for cell in cells]
         self.current = -1
-        """Index of the turn that runs, or ran last."""
+        """Index of the current or last turn."""
         self._console = console
         self._expected_s = dict(expected_s or {})
         self._began = 0.0
         self._live: Live | None = None
         if console.is_terminal:
-            # drawn anew until it is stopped; then it is gone, and the lines that were noted stay
+            # redrawn until stopped; then it disappears, and the noted lines stay
             self._live = Live(
                 get_renderable=lambda: draw_progress(self, console.height),
                 console=console,
@@ -95,28 +96,28 @@ class SweepProgress(Closing):
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print a permanent line."""
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     # ------------------------------------------------------------------ called by the controller
     def begin(self, cell: Cell, number: int | None = None) -> None:
-        """Begin the next run, or the one with that number in the list."""
+        """Begin the next run, or the run with that number in the list."""
         self.current = self.current + 1 if number is None else number
         assert self._turn.cell.id == cell.id
         self._turn.state = "running"
         self._began = time.monotonic()
 
     def leave_out(self, reason: str) -> None:
-        """Leave the run out."""
+        """Skip the run."""
         self._turn.state = "left out"
-        self.note(f"{self.label}: left out: {reason}")
+        self.note(f"{self.label}: skipped: {reason}")
 
     def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
-        """Note that a recipe was trained, or why it could not be."""
+        """Note that a recipe was trained, or why its training failed."""
         self.note(f"trained {recipe.codec}, {recipe.training.steps} steps" if error is None else str(error))
 
     def phase(self, text: str) -> None:
-        """Say what the cell is doing now."""
+        """Set what the cell is doing now."""
         self._turn.phase = text
 
     def step(self, message: StepDone) -> None:
@@ -132,13 +133,13 @@ class SweepProgress(Closing):
             self._turn.validation_loss = message.loss
 
     def carried(self, sample: Sample) -> None:
-        """Note what the links have carried by now; the same sample may come again."""
+        """Note a sample of the links' counters; a repeated sample is ignored."""
         samples = self._turn.samples
         if not samples or samples[-1].at_ns < sample.at_ns:
             samples.append(sample)
 
     def end(self, cell: Cell, summary: Summary, took_s: float | None = None) -> None:
-        """Note that a run has ended, well or not; `took_s`, where that is not the time since it began."""
+        """Note the end of a run, successful or not; `took_s`: its duration, if not the time since it began."""
         turn = self._turn
         turn.state, turn.phase = summary.status, ""
         turn.took_s = time.monotonic() - self._began if took_s is None else took_s
@@ -155,6 +156,8 @@ class SweepProgress(Closing):
             parts.append(f"accuracy {summary.validation_accuracy:.3f}")
         if summary.ended in _ENDED:
             parts.append(f"{_ENDED[summary.ended]} after {summary.steps} steps")
+        if summary.worst is not None:
+            parts.append(f"worst: {describe_worst_step(summary.worst)}")
         parts.append(f"certificate {turn.certificate}")
         if (left := self.left_s()) > 0:
             parts[-1] += f"; about {format_duration(left)} left"
@@ -167,21 +170,21 @@ class SweepProgress(Closing):
 
     @property
     def label(self) -> str:
-        """The running cell, for people."""
+        """Label of the running cell."""
         cell = self._turn.cell
         mark = ", live" if cell.timing == "live" else ""
         return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {cell.network}{mark}"
 
     def left_s(self) -> float:
-        """Return the time left, in seconds; 0 where nothing is known yet."""
+        """Return the time left in seconds; 0 if unknown."""
         left = sum(self._takes_s(turn.cell) or 0.0 for turn in self.turns if turn.state == "waiting")
         if self.current >= 0 and self._turn.state == "running":
             left += max(0.0, (self._takes_s(self._turn.cell) or 0.0) - (time.monotonic() - self._began))
         return left
 
     def _takes_s(self, cell: Cell) -> float | None:
-        """Estimate how long a run of this cell takes: the mean of those over the same network in this sweep, else as
-        expected, else the mean of all.
+        """Estimate the duration of a run of this cell: the mean over the same network in this sweep, else the expected
+        duration, else the mean of all runs.
         """
         ended = [turn for turn in self.turns if turn.state == "ok" and turn.took_s is not None]
         alike = [turn for turn in ended if turn.cell.network == cell.network]
@@ -193,7 +196,7 @@ class SweepProgress(Closing):
 
 # ---------------------------------------------------------------------- the live view
 def draw_progress(progress: SweepProgress, height: int) -> RenderableType:
-    """Draw one picture, at most `height` lines: the runs in a table, and the running one below it."""
+    """Render at most `height` lines: a table of the runs, with the current one below it."""
     rows = max(1, height - _BELOW - 2)
     first = max(0, min(progress.current - rows // 2, len(progress.turns) - rows))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -239,7 +242,7 @@ def _running(progress: SweepProgress) -> str:
 
 
 def _links(turn: Turn) -> list[Text]:
-    """Say how many Mbit/s each link carries, up and down, in two lines at most."""
+    """Render the rate of each link in Mbit/s, up and down, in at most two lines."""
     rates = [f"{link} {up / 1e6:.1f}/{down / 1e6:.1f}" for link, (up, down) in turn.rates_bps.items()]
     if turn.phase != "training" or not rates:
         return []

@@ -1,4 +1,4 @@
-"""The folder of a run while it is made: whoever makes the run says what it finds out, and how it ended."""
+"""Writes the folder of a run, played or live: its lab, certificates, records and outcome."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed import results
+from testbed import manifest, results
 from testbed.metrics import summarise
 from testbed.records import LabRecord, RunCertificates, StepRecord
 from testbed.spec import Cell
@@ -20,34 +20,36 @@ class RunRecorder:
     def __init__(
         self, folder: Path, cell: Cell, progress: SweepProgress, machine: Mapping[str, Any] | None = None
     ) -> None:
-        """Make the next run's folder in an experiment's. `machine`: what `describe_machine` said; None: it is asked."""
+        """Create the next run folder of the cell. `machine`: the result of `describe_machine`; None: call it."""
         self.run, self.cell, self.progress = results.new_run(folder, cell), cell, progress
         self.lab: LabRecord | None = None
         self.link_seed: int | None = None
         self.certificates: RunCertificates | None = None
         self.known: dict[str, Any] = {}
-        """What else `metrics.summarise` is told."""
-        results.write_json(self.run.folder / "environment.json", dict(machine or describe_machine()))
+        """Further arguments of `metrics.summarise`."""
+        environment = {**(machine or describe_machine()), results.FINISHED_BY: manifest.NAME}
+        results.write_json(self.run.folder / "environment.json", environment)
 
     def read_steps(self) -> list[list[StepRecord]]:
-        """Read the records that the run has so far, by node."""
-        return [self.run.steps(node) for node in range(self.cell.nodes)]
+        """Read the run's records so far, by node."""
+        return self.run.all_steps()
 
     def note_lab(self, lab: LabRecord) -> None:
-        """Keep what the lab is."""
-        self.lab = lab.model_copy(update={"link_seed": self.link_seed})
+        """Store the description of the lab."""
+        varies = self.cell.compute.varies_by or None
+        self.lab = lab.model_copy(update={"link_seed": self.link_seed, "durations": varies})
         results.write_json(self.run.folder / "lab.json", self.lab)
 
     def note_certificates(self, certificates: RunCertificates) -> None:
-        """Keep what is known of the links by now."""
+        """Store the certificates of the links so far."""
         self.certificates = certificates
         results.write_json(self.run.folder / "certificate.json", certificates)
 
     def note_lost(self, lost: Mapping[str, str]) -> None:
-        """Keep, and say, which workers training went on without, by name, and why."""
+        """Store and report which workers training continued without, by name, with reasons."""
         self.known["lost"] = lost
         for name, why in lost.items():
-            self.progress.note(f"{self.cell.id}: training went on without {name}: {why}")
+            self.progress.note(f"{self.cell.id}: training continued without {name}: {why}")
 
     def close(
         self,
@@ -55,8 +57,8 @@ class RunRecorder:
         steps: Sequence[Sequence[StepRecord]] | None = None,
         took_s: float | None = None,
     ) -> None:
-        """Write summary.json, the last file of a run, from what the other files hold. `error`: why it did not end well.
-        `steps`: its records, where they need not be read; `took_s` as in `SweepProgress.end`.
+        """Write summary.json from the run's other files, and then its manifest. `error`: why the run failed. `steps`:
+        its records, to avoid reading them; `took_s` as in `SweepProgress.end`.
         """
         interrupted = isinstance(error, KeyboardInterrupt)
         summary = summarise(
@@ -66,7 +68,8 @@ class RunRecorder:
             self.read_steps() if steps is None else steps,
             status="ok" if error is None else "interrupted" if interrupted else "failed",
             error=None if error is None else str(error) or ("Ctrl-C" if interrupted else type(error).__name__),
+            samples=self.run.samples(),
             **self.known,
         )
-        results.write_json(self.run.folder / "summary.json", summary)
+        self.run.finish(summary)
         self.progress.end(self.cell, summary, took_s)

@@ -1,7 +1,7 @@
-"""What it takes to make an experiment's numbers again: its sweeps and programs, in order.
+"""Lists the steps that reproduce an experiment's numbers: its sweeps and programs, in order.
 
-`reproduce.toml` in the experiment's folder has a table [[step]] for each; experiments/README.md has the format. Without
-that file the steps are sweep.toml or cells.toml, where there is one, and then figures.py.
+`reproduce.toml` in the experiment's folder has a table [[step]] for each; experiments/README.md documents the format.
+Without that file the steps are sweep.toml or cells.toml, if present, and then figures.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from testbed.units import parse_time
 FILE = "reproduce.toml"
 FIGURES = "figures.py"
 CELLS = "cells.toml"
-"""Of a predicted experiment: `sweep.predict`."""
+"""File of a predicted experiment: `predict.cells`."""
 QUICK = "quick"
-"""The folder inside the results folder that short forms go to."""
+"""Folder for short forms, inside the results folder."""
 _PLACES = ("folder", "results", "output")
 
 
@@ -32,15 +32,15 @@ class StepTable(Frozen):
     """[[step]]: a command line. Its first word is a sweep's .toml, cells.toml or a program's .py in the folder, or
     `testbed`.
 
-    {folder} stands for the experiment's own folder, {results} for that of its results, {output} for that of CSVs and
-    figures.
+    {folder} stands for the experiment's own folder, {results} for its result folder, {output} for the folder of CSVs
+    and figures.
     """
 
     run: str
     quick: str = ""
-    """What the short form runs instead; empty: `run`, and of a sweep its --quick."""
+    """Command line of the short form; empty: `run`, with --quick for a sweep."""
     takes: str = ""
-    """How long a program takes, like '300s'; what a sweep takes is predicted."""
+    """Duration of a program, e.g. '300s'; the duration of a sweep is predicted."""
 
 
 class StepFile(Frozen):
@@ -50,26 +50,26 @@ class StepFile(Frozen):
 
 
 class Step(NamedTuple):
-    """One thing to run."""
+    """One command to run."""
 
     words: tuple[str, ...]
-    """As it stands in the file, with its places filled in."""
+    """Command line of the file, with its placeholders substituted."""
     sweep: Path | None
-    """The sweep's file, if it is one; or that of predicted cells."""
+    """File of the sweep or of the predicted cells, if the step is one."""
     program: Path | None
-    """The program's file, if it is one."""
+    """File of the program, if the step is one."""
     keeps: bool
-    """Whether what it makes does not depend on the results, so that it need not run again."""
+    """Whether its output is independent of the results, so that it need not run again."""
     takes_s: float | None
 
     @property
     def predicts(self) -> bool:
-        """Whether its file is one of predicted cells."""
+        """Whether its file lists predicted cells."""
         return self.sweep is not None and self.sweep.name == CELLS
 
     def command(self, results: Path, *, quick: bool) -> list[str]:
-        """Return the command that does it. `results` holds the results of all experiments."""
-        testbed = [sys.executable, "-m", "testbed"]
+        """Return the command to execute. `results` holds the results of all experiments."""
+        testbed = [sys.executable, "-P", "-m", "testbed"]
         if self.sweep is not None:
             verb, short = ("predict", ["--quick"]) if self.predicts else ("sweep", ["--quick", "--live-checks", "0"])
             flags = ["--results", str(results), *(short if quick else [])]
@@ -80,15 +80,15 @@ class Step(NamedTuple):
 
 
 class Reproduction(NamedTuple):
-    """An experiment, its steps, and where they write."""
+    """An experiment, its steps, and their output folders."""
 
     name: str
     folder: Path
-    """With its README and the CSVs that are kept."""
+    """The experiment's folder, with its README and committed CSVs."""
     results: Path
-    """Of this form of it."""
+    """Result folder of this form, short or full."""
     output: Path
-    """For CSVs and figures; never `folder`."""
+    """Folder for CSVs and figures; never `folder`."""
     steps: tuple[Step, ...]
 
     @property
@@ -97,13 +97,13 @@ class Reproduction(NamedTuple):
         return self.results.parent
 
     def stamp(self, step: Step) -> str:
-        """Return what changes when a step that keeps what it makes must run again."""
+        """Return a text that changes when a step that keeps its output must run again."""
         sources = [path.read_bytes() for kind in ("py", "toml") for path in sorted(self.folder.glob(f"*.{kind}"))]
         return hashlib.sha256(b"".join([repr(step.words).encode(), *sources])).hexdigest()
 
 
 def reproducible() -> dict[str, Path]:
-    """List the folders of the experiments that have steps, by name: `./experiments` before the shipped ones."""
+    """Return the folders of the experiments that have steps, by name: `./experiments` before the shipped ones."""
     return {
         folder.name: folder
         for above in reversed(paths.experiment_folders())
@@ -115,7 +115,7 @@ def reproducible() -> dict[str, Path]:
 def load_reproduction(name: str, results: Path, *, quick: bool) -> Reproduction:
     """Read an experiment's steps. `results` holds the results of all experiments; short forms go to a folder in it.
 
-    UnknownNameError, or SpecError for a file that cannot be accepted.
+    UnknownNameError for an unknown experiment, SpecError for an invalid file.
     """
     known = reproducible()
     if name not in known:
@@ -148,7 +148,7 @@ def _step(table: StepTable, folder: Path, places: dict[str, str], where: str, *,
         takes_s = parse_time(table.takes) / 1e9 if table.takes else None
     except (KeyError, ValueError, IndexError, AttributeError, SpecError) as error:
         known = ", ".join(f"{{{name}}}" for name in _PLACES)
-        raise SpecError(f"{where}: cannot read the step {text!r}: {error}; its places are {known}") from None
+        raise SpecError(f"{where}: cannot read the step {text!r}: {error}; its placeholders are {known}") from None
     if not words:
         raise SpecError(f"{where}: a step is empty")
     path = folder / words[0]

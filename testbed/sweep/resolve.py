@@ -1,4 +1,4 @@
-"""One cell from nested tables: names looked up, everything checked that can be checked without starting anything."""
+"""Resolves one cell from nested tables: looks up names, and checks what can be checked without starting anything."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from testbed import devices
 from testbed.codecs.catalogue import placement as codecs
 from testbed.codecs.catalogue.codec_spec import parse_codec
-from testbed.errors import SpecError, UnknownNameError
+from testbed.errors import SpecError, UnknownNameError, UserError
+from testbed.faults import read_faults
 from testbed.frozen import explain
 from testbed.jobs.kind import JobKind
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
-from testbed.play import pipelines, replicas
 from testbed.profiles import LinkProfile, load_profile
+from testbed.replay import pipelines, workers
 from testbed.spec import (
     RINGS,
     Calibrated,
@@ -42,13 +43,13 @@ def resolve_cell(
     clock: Clock = "real",
     load: Callable[[str], LinkProfile] = load_profile,
 ) -> Cell:
-    """Make the cell that the tables describe. UserError, which names the field, for what cannot be run.
+    """Build the cell that the tables describe. A cell that cannot run raises a UserError that names the field.
 
-    `load` finds a profile by its name; who resolves many cells gives one that remembers.
+    `load` loads a profile by name; pass a caching one to resolve many cells.
 
-    A file says `profile` where the cell has profiles, and may name a device where the cell has durations. `engine` is
-    that of the real clock, `clock` that of played cells and of live ones whose codecs are to cost nothing. A live cell
-    whose compute is `calibrated` is `measured`.
+    A file states `profile` where the cell has profiles, and may name a device where the cell has durations. `engine`
+    applies to the real clock, `clock` to played cells and to live ones whose codecs cost nothing. The compute of a live
+    cell that states `calibrated` becomes `measured`.
     """
     content = dict(fields)
     if "profiles" in content:
@@ -56,20 +57,20 @@ def resolve_cell(
     for name in ("clock", "engine"):
         if name in content:
             raise SpecError(
-                f"{where}: {name} is not stated for each cell; say {name} = ... at the top of the file, or "
+                f"{where}: {name} cannot be stated per cell; write {name} = ... at the top of the file, or "
                 f"--{name} on the command line"
             )
     if not isinstance(content.get("codec"), str):
         raise SpecError(
-            f"{where}: codec must be a text, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}"
+            f"{where}: codec must be a string, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}"
         )
     content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where, load)]
-    compute = content.pop("compute", None)
+    compute, faults = content.pop("compute", None), content.pop("fault", None)
     if compute is None:
-        raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'calibrated'")
+        raise SpecError(f"{where}: compute is missing; add for example compute.mode = 'calibrated'")
     if "job" in content:
         neutral = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "clip_norm": 1.0}
-        content.setdefault("optimiser", neutral)  # a job that learns nothing need not say how
+        content.setdefault("optimiser", neutral)  # a job without training needs no optimiser
     if ("job" in content or isinstance(content.get("data"), dict)) and isinstance(content.get("pipeline", {}), dict):
         one = {"stages": 1, "microbatches": 1, "schedule": "gpipe", "in_flight": 1}
         content["pipeline"] = {**one, **content.get("pipeline", {})}
@@ -78,14 +79,14 @@ def resolve_cell(
         family = workloads.model_size(workload["model"]).family
         content["workload"] = {"family": family, "weights": checkpoints.weights_digest(workload["model"]), **workload}
     try:
-        # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
+        # Through JSON, so that 1, 1.0 and true stay distinct, and strictly: a string is not accepted as a number.
         timing = content.setdefault("timing", "played")
         own_pace = {"mode": "measured" if timing == "live" else "calibrated"}
-        # Live codecs that cost what they cost are for the real clock, but in data parallel training.
+        # Live codecs with their actual cost need the real clock, except in data parallel training.
         codecs_fit = "data" in content or content.get("codec_cost") == "zero"
         virtual = clock == "virtual" and (timing == "played" or codecs_fit)
         means = {"engine": "netem" if virtual else engine, "clock": "real"}
-        # What it costs on a device is filled in below, with the device's rates.
+        # The device's rates are filled in below.
         changes: dict[str, Any] = {
             "clock": "virtual" if virtual else "real",
             "codec_cost": content.get("codec_cost", "host"),
@@ -95,12 +96,23 @@ def resolve_cell(
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
         if isinstance(cell.workload, TextSpec):
             checkpoints.check_weights(cell.workload)
-        # After the check: it takes a workload that is known to be one.
+        # After the check, because it needs a valid workload.
         durations = _durations(cell, compute, where)
         if timing == "live" and isinstance(durations, Calibrated):
+            if durations.varied:
+                raise SpecError(
+                    f"{where}: a live cell whose compute is calibrated takes this machine's time, which cannot be "
+                    "drawn; set compute.mode = 'paced' or 'stated', or remove compute.spread, stragglers and slow"
+                )
             durations = Measured()
+        if faults is not None:
+            run = "played" if timing == "played" else f"live_{changes['clock']}"
+            try:
+                changes["fault"] = read_faults(faults, cell.links_by_name, run)
+            except UserError as error:
+                raise SpecError(f"{where}: {error}") from None
         changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
-        # Two texts for the same codecs are one cell.
+        # Equivalent codec texts make the same cell.
         codec = codecs.parse_placement(cell.codec).over(cell.boundaries)
         if isinstance(data := cell.parallelism, DataParallelSpec):
             changes["data"] = _checked_data(data, codec, where)
@@ -111,35 +123,35 @@ def resolve_cell(
     _check_network(cell, where)
     _check_frozen(cell, where)
     if cell.codec_rates is not None:
-        try:  # before anything is trained: nobody can say what some codecs cost on a device
+        try:  # fail before training: the device cost of some codecs is unknown
             if isinstance(cell.parallelism, DataParallelSpec):
-                replicas.node_times(cell)
+                workers.node_times(cell)
             else:
                 pipelines.stage_cost(cell, None)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
     if isinstance(cell.parallelism, JobKind) and cell.codec_cost == "device":
         raise SpecError(
-            f"{where}: in a job of a table `job` codecs cost nothing or what they cost here: set codec_cost to 'zero' "
-            "or 'host'"
+            f"{where}: in a job of a table `job`, codecs take no time or the time they take here: set codec_cost to "
+            "'zero' or 'host'"
         )
     if codec.measures and cell.timing == "played":
         raise SpecError(
-            f"{where}: codec {cell.codec} chooses by what it measures of its link, so over each link it trains "
-            'otherwise and cannot be played; set timing = "live"'
+            f"{where}: codec {cell.codec} adapts to its link, so training differs over each link and cannot be "
+            'played; set timing = "live"'
         )
     if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(
         cell.pipeline.stages, cell.pipeline.microbatches
     ):
         raise SpecError(
-            f"{where}: pipeline.in_flight is {cell.pipeline.in_flight}; {cell.pipeline.stages} stages need at least "
-            f"{min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches in flight to be busy at once"
+            f"{where}: pipeline.in_flight is {cell.pipeline.in_flight}; to keep {cell.pipeline.stages} stages busy, "
+            f"set it to at least {min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches"
         )
     return cell
 
 
 def _durations(cell: Cell, compute: Any, where: str) -> Compute:
-    """Return what a cell's compute asks for; in data parallel training of one micro-batch of any worker."""
+    """Return the durations that a cell's compute asks for; in data parallel training, of one worker's micro-batch."""
     match cell.parallelism:
         case JobKind():
             return devices.compute_of_job(compute, where)
@@ -152,8 +164,8 @@ def _durations(cell: Cell, compute: Any, where: str) -> Compute:
 
 
 def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str) -> DataParallelSpec:
-    """Return what a cell says of data parallel training, the text of its codec made canonical. SpecError for codecs
-    that cannot do it.
+    """Return a cell's data parallel settings, with the codec of the answer in canonical form. SpecError for codecs
+    that do not work in data parallel training.
     """
     answer = None if data.answer is None else parse_codec(data.answer)
     sent = [messages.at(worker, "backward") for worker in range(data.workers)]
@@ -161,18 +173,18 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
         for part in spec.parts():
             if part.row.hook or part.row.pairs or part.row.measures:
                 raise SpecError(
-                    f"{where}: codec {spec.text}: {part.name} goes by activations or by what a link carries, and here "
-                    "gradients are sent; take one that needs neither, for example ef(topk(0.01))"
+                    f"{where}: codec {spec.text}: {part.name} needs activations or adapts to its link, but data "
+                    "parallel training sends gradients; use a codec that needs neither, for example ef(topk(0.01))"
                 )
     if data.exchange == "all-reduce" and (len(set(sent)) > 1 or not sent[0].row.linear):
         raise SpecError(
-            f"{where}: data.exchange is 'all-reduce', whose partial sums are encoded at every hop, and codec "
-            f"{messages.text} does more than round each value; take fp32 or bf16, or exchange = 'all-gather' or 'star'"
+            f"{where}: data.exchange is 'all-reduce', whose partial sums are encoded at every hop, but codec "
+            f"{messages.text} does more than round each value; use fp32 or bf16, or exchange = 'all-gather' or 'star'"
         )
     if data.arrivals is not None and answer is not None and not answer.row.linear:
         raise SpecError(
-            f"{where}: data.answer is {answer.text!r}, and with data.arrivals a server answers with weights, each "
-            "worker at other steps; take one that rounds and remembers nothing: fp32, bf16 or fp16"
+            f"{where}: data.answer is {answer.text!r}, but with data.arrivals a server answers with weights, each "
+            "worker at different steps; use a codec that only rounds and has no state: fp32, bf16 or fp16"
         )
     return data.model_copy(update={"answer": None if answer is None else answer.text})
 
@@ -180,59 +192,59 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
 def _check_data_means(
     cell: Cell, data: DataParallelSpec, durations: object, changes: Mapping[str, Any], where: str
 ) -> None:
-    """Raise SpecError for a cell of data parallel training that nothing here can make."""
+    """Raise SpecError for a data parallel cell that cannot be run."""
     if cell.played_steps is not None:
-        raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
+        raise SpecError(f"{where}: data parallel training is always played in full; remove played_steps")
     if cell.timing == "live" and not isinstance(durations, Paced):
         raise SpecError(
-            f"{where}: data parallel training is run live with stated durations: say compute.mode = 'paced', with a "
-            "device or durations; or set timing = 'played'"
+            f"{where}: live data parallel training needs stated durations: set compute.mode = 'paced', with a device "
+            "or durations; or set timing = 'played'"
         )
     if cell.timing == "live" and (changes["clock"], changes["codec_cost"]) == ("real", "device"):
         raise SpecError(
-            f"{where}: live on the real clock codecs cost what they cost here, or nothing: set codec_cost = 'host' or "
-            "'zero'; or run it on the virtual clock (--clock virtual)"
+            f"{where}: live on the real clock, codecs take the time they take here, or none: set codec_cost = 'host' "
+            "or 'zero'; or run it on the virtual clock (--clock virtual)"
         )
     for name in ("deco", "arrivals"):
         if getattr(data, name) is not None and cell.timing == "played":
             raise SpecError(
-                f"{where}: data.{name} goes by what links carry, so over each link it trains otherwise and cannot be "
-                'played; set timing = "live"'
+                f"{where}: data.{name} adapts to the links, so training differs over each link and cannot be played; "
+                'set timing = "live"'
             )
     if data.deco is not None and data.exchange in RINGS:
         raise SpecError(
-            f"{where}: data.deco has one node tell all others what it chooses, and with data.exchange "
-            f"{data.exchange!r} a worker speaks with two of them; set exchange = 'star' or 'all-to-all'"
+            f"{where}: data.deco makes one node announce its choice to all others, but with data.exchange "
+            f"{data.exchange!r} a worker has only two peers; set exchange = 'star' or 'all-to-all'"
         )
     if cell.timing == "live" and cell.training.target_loss:
         raise SpecError(
-            f"{where}: workers of data parallel training do not meet at each step, so live none can tell the others "
-            "that a loss was reached; leave training.target_loss out, or set timing = 'played'"
+            f"{where}: data parallel workers do not synchronise at each step, so a live worker cannot announce that "
+            "the target loss is reached; remove training.target_loss, or set timing = 'played'"
         )
 
 
 def _check_frozen(cell: Cell, where: str) -> None:
-    """Raise SpecError where what workers send cannot be made from the step before's aggregate, as it then must be."""
+    """Raise SpecError if `frozen_after` is set where messages cannot be computed from the previous step's aggregate."""
     frozen, data = cell.optimiser.frozen_after, cell.data
     if frozen is not None and (
         data is None or data.outer is not None or data.deco is not None or max(data.staleness) > 0
     ):
         raise SpecError(
-            f"{where}: optimiser.frozen_after is {frozen}, after which workers send first moments that go on from the "
-            "step before's; that takes data parallel training with data.staleness = 0, and neither data.outer nor "
-            "data.deco: set these, or leave frozen_after out"
+            f"{where}: optimiser.frozen_after is {frozen}; from then on, workers send first moments that continue the "
+            "previous step's, which requires data parallel training with data.staleness = 0, without data.outer and "
+            "data.deco: set these, or remove frozen_after"
         )
 
 
 def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:
-    """Return the rates of the device that codecs are to cost what they cost on; None by another rule."""
+    """Return the rates of the device whose speed determines codec costs; None under the other rules."""
     if rule != "device":
         return None
     name = compute.get("device") if isinstance(compute, Mapping) else None
     if not isinstance(name, str):
         raise SpecError(
-            f"{where}: codec_cost is 'device', and compute names no device; say compute.mode = 'paced' with "
-            "compute.device, or take 'host' or 'zero'"
+            f"{where}: codec_cost is 'device', but compute names no device; set compute.mode = 'paced' and "
+            "compute.device, or codec_cost = 'host' or 'zero'"
         )
     device = devices.load_device(name)
     rates = devices.rates_of(device)
@@ -242,18 +254,18 @@ def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:
 
 
 def _profiles(names: Any, where: str, load: Callable[[str], LinkProfile]) -> list[LinkProfile]:
-    """Load the profiles of a cell's links, from one name, or of a list of names."""
+    """Load the profiles of a cell's links, from one name or a list of names."""
     listed = [names] if isinstance(names, str) else names
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
-        raise SpecError(f"{where}: profile must be a name, or a list of names, one a link; found {names!r}")
+        raise SpecError(f"{where}: profile must be a name, or a list of names, one per link; found {names!r}")
     known = {name: load(name) for name in dict.fromkeys(listed)}
     return [known[name] for name in listed]
 
 
 def _check_network(cell: Cell, where: str) -> None:
-    """Check what the lab itself would find out: that it can be laid out, and that its engine can do every pipe."""
+    """Check, before the lab is built, that it can be laid out, and that its engine supports every pipe."""
     try:
-        plan_lab(cell.topology, cell.links, cell.nodes, cell.engine)
+        plan_lab(**cell.lab, engine=cell.engine)
         for profile in cell.links if cell.engine == "relay" else ():
             for pipe in (profile.up, profile.down):
                 refuse_unsupported(pipe)

@@ -1,10 +1,12 @@
-"""Train the recipes of a sweep, each once, without a network: results/<experiment>/trained/<recipe id>/.
+"""Trains each recipe of a sweep once, without a network, into results/<experiment>/trained/<recipe id>/.
 
-Recipes that differ in nothing but schedule and depth share one training: these decide when a stage works, and neither
-what it computes nor the order in which a codec sees its messages (`jobs.schedule`).
+Recipes that differ only in schedule and depth share one training: these determine when a stage works, but not what it
+computes, nor the order of the messages that a codec sees (`jobs.schedule`).
 
-Each is a process of its own (`pipeline.alone`), as many side by side as there are cores and memory. A folder has
-training.json, its last file, or the training is not finished.
+Each training is a separate process (`training.alone`); as many run in parallel as cores and memory allow. The draft of
+one that was killed is resumed from its newest checkpoint, if it has any (`training.checkpoints`). A training is
+finished once its folder has a manifest, and is used only if that is valid; one of an older testbed has none, and must
+have as many steps as its recipe.
 """
 
 from __future__ import annotations
@@ -17,46 +19,46 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from testbed import forks, paths, results
+from testbed import forks, manifest, paths, results
 from testbed.codecs.catalogue import placement
-from testbed.errors import TestbedError, UserError
+from testbed.errors import ResultsError, TestbedError, UserError
 from testbed.jobs.pipeline import orders_of
-from testbed.pipeline.control import host_environment
-from testbed.pipeline.memory import predict_memory
 from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
+from testbed.runtime.control_plane import host_environment
 from testbed.spec import PREPARED_BY, PipelineSpec, Recipe, TextSpec, Workload
 from testbed.sweep.executor import Task, execute
-from testbed.sweep.session import Tokens
+from testbed.sweep.live_session import Tokens
+from testbed.training.memory_need import predict_memory
 
 FOLDER = "trained"
 
 
 class TrainingProgress(Protocol):
-    """Who follows trainings."""
+    """Observer of the trainings."""
 
     def note(self, message: str) -> None:
-        """Hear something that a person should know."""
+        """Show a message to the user."""
         ...
 
     def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
-        """Hear that a training has ended; None: well."""
+        """Handle the end of a training; `error` is None on success."""
         ...
 
 
 class Trainings(NamedTuple):
-    """What became of recipes, by their ids."""
+    """Outcomes of the trainings, by recipe id."""
 
     folders: dict[str, Path]
-    """Those that are trained, now or before."""
+    """Folders of the recipes that are trained, now or earlier."""
     failures: dict[str, TestbedError]
 
 
 def check_trainable(recipe: Recipe) -> None:
-    """Raise UserError for a recipe that needs a network to be trained."""
+    """Raise UserError for a recipe that cannot be trained without a network."""
     if placement.parse_placement(recipe.codec).measures:
         raise UserError(
-            f"cannot train {recipe.id} without a network: its codec {recipe.codec!r} goes by what its link carries; "
+            f"cannot train {recipe.id} without a network: its codec {recipe.codec!r} adapts to its link; "
             'run such cells with timing = "live"'
         )
 
@@ -69,22 +71,31 @@ def train_missing(
     progress: TrainingProgress,
     at_once: int | None = None,
 ) -> Trainings:
-    """Train those of the recipes that have no finished training in an experiment's result folder.
+    """Train the recipes that have no finished training in an experiment's result folder.
 
-    `prepare` gets what a workload learns from ready (`controller.prepare`); it is asked once for each text. UserError
-    before anything starts, where a recipe cannot be trained so. A training that fails costs its own recipe only.
-    Ctrl-C ends all.
+    `prepare` prepares the data of a workload (`controller.prepare`), once per text. UserError before anything starts
+    if a recipe cannot be trained without a network. A failed training affects only its own recipe. Ctrl-C ends all.
     """
     wanted = {recipe.id: recipe for recipe in recipes}
     for recipe in wanted.values():
         check_trainable(recipe)
     home = folder / FOLDER
     _sweep_up(home)
+    numbers = {_numbers(recipe) for recipe in wanted.values()}
+    # Other trainings may be of a job whose module cannot be imported here.
+    for path in (path for path in _kept(home) if path.name in wanted or _numbers_in(path / "training.json") in numbers):
+        if fault := find_fault(path):
+            aside = manifest.set_aside(path)
+            progress.note(f"the training {path.name} is set aside as {aside.name}: {fault}")
+            _numbers_in.cache_clear()
     missing = untrained(wanted.values(), folder)
     failures: dict[str, TestbedError] = {}
+    for recipe in missing:
+        if recipe.training.checkpoint_every and results.checkpoint_steps(home / f".{recipe.id}.draft"):
+            progress.note(f"the training {recipe.id} resumes from its newest valid checkpoint")
     if missing:
         results.make_folder(home)
-        forks.start(host_environment())  # it loads while texts are prepared
+        forks.start(host_environment())  # torch loads while texts are prepared
         try:
             by_name = {recipe.id: recipe for recipe in missing}
             tasks = _tasks(missing, home, prepare)
@@ -103,8 +114,8 @@ def train_missing(
 
 
 def untrained(recipes: Iterable[Recipe], folder: Path) -> list[Recipe]:
-    """Return which recipes are to be trained, so that an experiment's result folder has a training of each of these: of
-    those that share one, which needs least memory.
+    """Return the recipes to train until an experiment's result folder has a training for each of `recipes`. Among those
+    that share a training, the one that needs the least memory is trained.
     """
     sharing: dict[str, list[Recipe]] = {}
     for recipe in recipes:
@@ -114,9 +125,9 @@ def untrained(recipes: Iterable[Recipe], folder: Path) -> list[Recipe]:
 
 
 def _numbers(recipe: Recipe) -> str:
-    """Return what is the same for recipes that learn the same numbers.
+    """Return a key that is equal for recipes with identical training results.
 
-    A stranger's codec may look at more than its own messages, so with one each schedule is trained by itself.
+    A third-party codec may look at more than its own messages, so with one, each schedule is trained separately.
     """
     codecs = (part.name for spec in placement.parse_placement(recipe.codec).specs() for part in spec.parts())
     if not isinstance(recipe.parallelism, PipelineSpec) or any(":" in name for name in codecs):
@@ -126,22 +137,44 @@ def _numbers(recipe: Recipe) -> str:
 
 
 def is_trained(folder: Path) -> bool:
-    """Say whether a training in this folder is finished."""
-    return (folder / "training.json").exists()
+    """Return whether this folder holds a finished training, complete and unaltered."""
+    return not find_fault(folder)
+
+
+def find_fault(folder: Path) -> str:
+    """Return why a folder holds no finished training: the missing, truncated or altered file; empty if it does."""
+    proving = folder / manifest.NAME
+    try:
+        record = results.read_json(folder / "training.json", TrainingRecord)
+        if record.recipe.id != folder.name:
+            return f"training.json is that of {record.recipe.id}"
+        if proving.exists() or record.finished_by is not None:
+            return manifest.find_fault(proving, lambda: manifest.subject_of(record.recipe))
+    except ResultsError as error:
+        return str(error)
+    counts = sorted({Run(folder).count_steps(node) for node in range(record.recipe.nodes)})
+    steps = record.recipe.training.steps if record.ended == "steps" else counts[-1][0]
+    whole = len(counts) == 1 and counts[0][0] == steps > 0
+    return "" if whole else f"its records of {steps} steps and further evaluations are incomplete"
+
+
+def _kept(home: Path) -> list[Path]:
+    """Return the folders of trainings, without drafts and those set aside: an id has no dot."""
+    return [path for path in sorted(home.glob("*/")) if "." not in path.name]
 
 
 def trained_folder(folder: Path, recipe: Recipe) -> Path:
-    """Return where a recipe's training lies in an experiment's result folder, or will: perhaps one that it shares."""
+    """Return the folder of a recipe's training in an experiment's result folder, finished or not; it may be shared."""
     own = folder / FOLDER / recipe.id
     if is_trained(own):
         return own
-    files = (path for path in sorted(own.parent.glob("*/training.json")) if not path.parent.name.startswith("."))
-    return next((path.parent for path in files if _numbers_in(path) == _numbers(recipe)), own)
+    alike = (path for path in _kept(own.parent) if _numbers_in(path / "training.json") == _numbers(recipe))
+    return next(filter(is_trained, alike), own)
 
 
 @functools.cache
 def _numbers_in(path: Path) -> str | None:
-    """Return the `_numbers` of a finished training; None where nobody can read it any more."""
+    """Return the `_numbers` of a finished training; None if it is no longer readable."""
     try:
         return _numbers(results.read_json(path, TrainingRecord).recipe)
     except TestbedError:
@@ -149,7 +182,7 @@ def _numbers_in(path: Path) -> str | None:
 
 
 def final_loss(folder: Path) -> float | None:
-    """Return the last validation loss of a training, with the codec in place; None where it has not finished."""
+    """Return the last validation loss of a training, with the codec in place; None if it is unfinished."""
     if not is_trained(folder):
         return None
     losses = [record.loss for record in load_training(folder)[-1] if record.phase == "evaluation"]
@@ -157,24 +190,25 @@ def final_loss(folder: Path) -> float | None:
 
 
 def floor_of(folder: Path) -> float | None:
-    """Return the unigram floor that a finished training kept."""
+    """Return the unigram floor stored with a finished training."""
     return results.read_json(folder / "training.json", TrainingRecord).unigram_floor
 
 
 def load_training(folder: Path, recipe: Recipe | None = None) -> tuple[list[StepRecord], ...]:
-    """Read the records of a finished training, by stage (or by node). ResultsError for a folder that has none.
+    """Read the records of a finished training, by stage (or by node). ResultsError for a folder without them.
 
-    `recipe`: one that shares it; actions are then in the order of its schedule, and their times mean nothing.
+    `recipe`: a recipe that shares the training; the actions are then reordered to its schedule, and their times are
+    meaningless.
     """
     trained = results.read_json(folder / "training.json", TrainingRecord).recipe
     stages = tuple(Run(folder).steps(stage) for stage in range(trained.nodes))
-    if recipe is None or recipe == trained:
+    if recipe is None or recipe.id == trained.id:
         return stages
     return tuple(_in_order(recipe.pipeline, stage, records) for stage, records in enumerate(stages))
 
 
 def _in_order(pipeline: PipelineSpec, stage: int, records: Iterable[StepRecord]) -> list[StepRecord]:
-    """Put what a stage did in each training step into the order of a pipeline's schedule."""
+    """Reorder the actions of a stage in each training step to a pipeline's schedule."""
     place = {(action.kind, action.microbatch): number for number, action in enumerate(orders_of(pipeline)[stage])}
 
     def of_frame(frame: SentRecord | ReceivedRecord) -> int:
@@ -195,7 +229,7 @@ def _in_order(pipeline: PipelineSpec, stage: int, records: Iterable[StepRecord])
 
 
 def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Tokens]) -> list[Task]:
-    """Write each recipe's job to a file beside its folder."""
+    """Write each recipe's job to a file next to its folder; return the tasks that run them."""
     texts: dict[object, Tokens] = {}
     tasks = []
     for recipe in recipes:
@@ -208,13 +242,14 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Toke
             "vocabulary": texts[key].vocabulary,
             "tokens": str(texts[key].path),
             "folder": str((home / recipe.id).resolve()),
+            "checkpoint_every": recipe.training.checkpoint_every,
         }
         path = home / f".{recipe.id}.json"
         results.write_json(path, job)
         tasks.append(
             Task(
                 name=recipe.id,
-                module="testbed.pipeline.alone",
+                module="testbed.training.alone",
                 arguments=(str(path.resolve()),),
                 memory_bytes=predict_memory(recipe),
                 attempt=f"train {recipe.id}",
@@ -224,13 +259,14 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Toke
 
 
 def host_options() -> dict[str, Any]:
-    """Return what `executor.execute` starts programs with that train in one process."""
+    """Return the options of `executor.execute` for programs that train in one process."""
     return {"popen": forks.popen, "env": host_environment(), **paths.as_invoking_user()}
 
 
 def _sweep_up(home: Path) -> None:
-    """Remove jobs, and what trainings that were killed have left."""
-    for path in itertools.chain(home.glob(".*.json"), home.glob(".*.draft")):
+    """Remove job files, and the leftovers of killed trainings that cannot be resumed."""
+    drafts = (path for path in home.glob(".*.draft") if not results.checkpoint_steps(path))
+    for path in itertools.chain(home.glob(".*.json"), drafts):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -1,15 +1,15 @@
-"""[tune]: choose one field's value for each arm before the sweep. Pure: `conduct` makes the runs.
+"""[tune]: chooses one field's value for each arm before the sweep. Pure: `conduct` makes the runs.
 
-Codecs differ in the learning rate that suits them; one that was chosen with fp32 favours fp32. An arm is what gets a
-value of its own (a codec, if nothing else is said). Each value is tried with the same seeds; everything else is as in
-the arm's first combination. The smallest mean of the final validation losses wins; of equals the first. A value with a
-run that failed, or whose loss is not finite, is out; an arm without any value left is not run, and the others are. What
-states the field itself, in an axis or a variant, keeps its value and is no arm.
+Codecs need different learning rates; one that was chosen with fp32 favours fp32. An arm is a set of combinations that
+share a tuned value (a codec, by default). Each value is tried with the same seeds; everything else is as in the arm's
+first combination. The smallest mean of the final validation losses wins, the first on a tie. A failed run or a loss
+that is not finite disqualifies its value; an arm without any value left is not run, but the others are. A combination
+that states the field itself, in an axis or a variant, keeps its value and belongs to no arm.
 
-The best value must lie between others. Where it is the list's end, the list grows by one value in that direction, by
-the ratio of its last two, until the best lies inside or `widen` values were added; an arm that is still at an end then
-carries a mark. Trials have the training's own length. Where they are shorter, the first arm's values are trained at
-full length too, and unless both lengths choose the same value, every arm carries a mark.
+The best value must lie between others. If it is at an end of the list, the list grows by one value in that direction,
+by the ratio of its last two, until the best lies inside or `widen` values were added; an arm whose best is then still
+at an end is marked. Trials are as long as the training by default. If they are shorter, the first arm's values are also
+trained at full length, and unless both lengths choose the same value, every arm is marked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testbed.sweep.fields import known_fields, merge, nest
 from testbed.sweep.plan import Combination, Experiment, TuneSpec, resolve_cells
 
 LossOf = Callable[[Cell], float | None]
-"""The final validation loss of a trial's cell; None where no run ended well."""
+"""The final validation loss of a trial's cell; None if no run succeeded."""
 AT_AN_END = "at the end of the values tried"
 NOT_ALIKE = "chosen by short runs, which rank otherwise than full ones"
 SHORT_FORM = "chosen in short form"
@@ -41,15 +41,15 @@ class TuningTrial(NamedTuple):
     cells: tuple[Cell, ...]
     """One per seed."""
     added: bool = False
-    """Whether the value is not one of those that were asked for."""
+    """Whether the value was added to those of the file."""
     check: bool = False
-    """Whether it is one of the full runs that short ones are checked with."""
+    """Whether this is a full-length run that checks the short ones."""
 
 
 def trials(
     experiment: Experiment, points: Sequence[Combination], engine: Engine, clock: Clock = "real"
 ) -> list[TuningTrial]:
-    """List all that is asked for, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
+    """List all requested trials, arm by arm; none without [tune]. SpecError if [tune] does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
         return []
@@ -57,7 +57,7 @@ def trials(
         if name not in known_fields():
             raise UnknownNameError(f"field of a cell in {where}:", name, known_fields())
     if tune.field in experiment.axes:
-        raise SpecError(f"{where}: {tune.field} is an axis already; it cannot be chosen as well")
+        raise SpecError(f"{where}: {tune.field} is already an axis, so it cannot be tuned; remove it from one of them")
     return [_trial(tune, arm, value, engine, clock) for arm in _arms(tune, points) for value in tune.values]
 
 
@@ -69,8 +69,8 @@ def further(
     engine: Engine,
     clock: Clock = "real",
 ) -> list[TuningTrial]:
-    """Return what the losses of `tried` call for next: a value beyond the end of each list whose best is there, and,
-    when no list grows any more, the full runs that short ones are checked with. Empty: nothing.
+    """Return the trials to run next, given the losses of `tried`: a value beyond the end of each list whose best value
+    is at that end; when no list grows any more, the full-length runs that check the short ones. Empty when done.
     """
     if tune.quick:
         return []
@@ -83,7 +83,7 @@ def further(
         try:
             more.append(_trial(tune, arm, value, engine, clock)._replace(added=True))
         except SpecError:
-            continue  # what the field cannot be is no value to try; the arm stays at its end
+            continue  # the field does not allow the value, so the arm stays at its end
     if more or any(trial.check for trial in tried):
         return more
     arm = _arms(tune, points)[0]
@@ -97,8 +97,8 @@ def further(
 
 
 def beyond(tried: Sequence[TriedValue], widen: int) -> Any:
-    """Return the value to try beyond the end of an arm's list; None where its best lies inside, nothing is left of it,
-    or `widen` values were added already.
+    """Return the value to try beyond the end of an arm's list; None if its best lies inside, all values are
+    disqualified, or `widen` values were already added.
     """
     ordered = sorted(tried, key=lambda value: value.value)
     best = _best(ordered)
@@ -116,7 +116,7 @@ def beyond(tried: Sequence[TriedValue], widen: int) -> Any:
 
 
 def _best(tried: Sequence[TriedValue]) -> TriedValue | None:
-    """Return the value with the smallest mean loss, the first of equals; None where all are out."""
+    """Return the value with the smallest mean loss, the first on a tie; None if all are disqualified."""
     left = [value for value in tried if value.mean_loss is not None]
     return min(left, key=lambda value: value.mean_loss or 0.0, default=None)
 
@@ -133,7 +133,7 @@ def _arms(tune: TuneSpec, points: Sequence[Combination]) -> list[Combination]:
 
 def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock) -> TuningTrial:
     arm, where = first.arm(tune.arm), "[tune]"
-    # At full length everything else is as in the sweep, so that a training of the chosen value is not made twice.
+    # Otherwise as in the sweep, so that the chosen value is not trained twice at full length.
     training: dict[str, Any] = {"target_loss": None, "budget_s": None}
     if tune.steps is not None:
         training |= {"steps": tune.steps, "evaluate_every": 0}
@@ -148,9 +148,9 @@ def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock
 
 
 def settle(tune: TuneSpec, tried: Sequence[TuningTrial], loss_of: LossOf) -> TuningRecord:
-    """Record what was found, choose, and mark what cannot be relied on.
+    """Record the losses, choose a value for each arm, and mark unreliable choices.
 
-    StageError when no arm has a value left.
+    StageError if no arm has a value left.
     """
     arms: list[TunedArm] = []
     for arm in list({repr(trial.arm): trial.arm for trial in tried}.values()):
@@ -163,8 +163,8 @@ def settle(tune: TuneSpec, tried: Sequence[TuningTrial], loss_of: LossOf) -> Tun
     if not any(arm.left for arm in arms):
         raise StageError(
             f"[tune]: no value of {tune.field} led to a finite validation loss with every seed, for any of "
-            f"{len(arms)} arms; tried {', '.join(map(str, tune.values))}; state smaller ones, "
-            "or look at what the runs say"
+            f"{len(arms)} arms; tried {', '.join(map(str, tune.values))}; add smaller values, "
+            "or read the errors of the runs"
         )
     check = _check(arms[0], [trial for trial in tried if trial.check], loss_of)
     if check is not None and not check.alike:
@@ -196,7 +196,7 @@ def _check(arm: TunedArm, full: Sequence[TuningTrial], loss_of: LossOf) -> RankC
 
 def kendall(pairs: Sequence[tuple[Any, Any]]) -> float | None:
     """Return Kendall's rank correlation (tau-a) of pairs of numbers, from -1 to 1; None below two pairs."""
-    # Signs and not the product of differences, which is 0 where it is too small for a float.
+    # The product of two tiny differences would underflow to 0; their signs do not.
     signs = [((a > c) - (a < c)) * ((b > d) - (b < d)) for (a, b), (c, d) in itertools.combinations(pairs, 2)]
     return sum(signs) / len(signs) if signs else None
 
@@ -210,7 +210,7 @@ def _result(trial: TuningTrial, loss_of: LossOf) -> TriedValue:
 
 
 def answers(record: TuningRecord, tune: TuneSpec, asked: Sequence[TuningTrial]) -> bool:
-    """Say whether an earlier choice was made for these very trials; an arm without a choice is tried again."""
+    """Return whether an earlier choice was made from exactly these trials; an arm without a choice is tried again."""
     earlier = {value.cells for arm in record.arms for value in arm.tried if not value.added}
     same = (record.widen, record.quick, record.steps) == (tune.widen, tune.quick, tune.steps)
     ids = {tuple(cell.id for cell in trial.cells) for trial in asked}
@@ -218,7 +218,7 @@ def answers(record: TuningRecord, tune: TuneSpec, asked: Sequence[TuningTrial]) 
 
 
 def with_choice(points: Sequence[Combination], tune: TuneSpec, record: TuningRecord) -> list[Combination]:
-    """Return the combinations with each arm's value, and its mark; not those of an arm that has none."""
+    """Return the combinations with their arm's value and mark, without those of arms that have no value."""
     chosen: list[Combination] = []
     for point in points:
         if tune.field in point.stated:

@@ -1,26 +1,26 @@
-"""A guest kernel with sch_netem: how can a machine whose own kernel lacks it still run netem?
+"""A guest kernel with sch_netem, for machines whose own kernel lacks it.
 
-It is user-mode Linux, a Linux kernel that runs as an ordinary process: no root, no KVM, the processor's own
+It is user-mode Linux, a Linux kernel that runs as an ordinary process: no root, no KVM, no emulation of
 instructions.
 
-kernel     what a guest kernel consists of
+kernel     the files of a guest kernel
+kernel_file the bundled kernel (clock_kernel/); export and import of a built one as a single file
 debian     packages of Debian
-build      build one, which also has a virtual clock, from Debian's kernel source and time-travel.config
+build      builds one from Debian's kernel source; verifies the bundled one against its source
 step       the process that becomes a step of the build
-exchange   carry a built one to another machine, as one file
-guest      boot it around one command
-plan       what it is told to do inside, and how that gets there
+guest      boots it to run one command
+guest_plan its orders for inside the guest, and their transfer
 launch     the process that becomes the guest kernel
 init       the first process inside
 
-init and plan run where no installed package can be seen, so everything in this folder needs the standard
-library only.
+init and guest_plan run without access to installed packages, so all modules of this folder use the standard library
+only.
 """
 
-from testbed.vm.build import build_kernel, find_clock_kernel, virtual_clock
-from testbed.vm.exchange import export_kernel, import_kernel
+from testbed.vm.build import build_kernel, verify_kernel, virtual_clock
 from testbed.vm.guest import Guest, start_guest, try_kernel
 from testbed.vm.kernel import GuestKernel
+from testbed.vm.kernel_file import export_kernel, find_clock_kernel, import_kernel, is_bundled
 
 __all__ = [
     "Guest",
@@ -29,7 +29,9 @@ __all__ = [
     "export_kernel",
     "find_clock_kernel",
     "import_kernel",
+    "is_bundled",
     "start_guest",
     "try_kernel",
+    "verify_kernel",
     "virtual_clock",
 ]

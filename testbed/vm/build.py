@@ -1,13 +1,13 @@
 """Build a guest kernel whose clock is virtual: user-mode Linux with time travel, from Debian's kernel source.
 
-time-travel.config says what is in it, archrandom.h where its random numbers come from. Needs a C compiler and a few
-packages of Debian, but no root. The folder is filled aside and renamed when it is whole, so that a build that was
-killed leaves nothing that could be taken for one.
+clock_kernel/ has its configuration (time-travel.config) and our changes (time-travel.patch). Needs a C compiler and a
+few packages of Debian, but no root. The same source and tools yield the same bytes for any user, in any folder. The
+build uses a temporary folder and renames it once it is complete, so an interrupted build leaves nothing that looks
+complete.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -20,26 +20,35 @@ from pathlib import Path
 
 from testbed import paths
 from testbed.errors import CapabilityError, GuestKernelError
-from testbed.process import ROOT, start_program
-from testbed.vm.debian import check_machine, download, locked, make_folder, package_version, put_in_place, unpack
+from testbed.process import start_program
+from testbed.vm.debian import (
+    check_machine,
+    check_processor,
+    download,
+    package_version,
+    put_in_place,
+    unpack,
+)
 from testbed.vm.guest import try_kernel
-from testbed.vm.kernel import GuestKernel, find_kernel, seal
+from testbed.vm.kernel import CONFIG, PATCH, GuestKernel, own_folder, seal
+from testbed.vm.kernel_file import SHIPPED_FILE, find_clock_kernel, import_kernel
 
-CONFIG = Path(__file__).with_name("time-travel.config")
-BUILD_COMMAND = "python -m testbed vm --build"
-
-_TOOLS = {tool: tool for tool in ("gcc", "make", "flex", "bison", "bc", "tar")} | {
+_TOOLS = {tool: tool for tool in ("gcc", "make", "flex", "bison", "bc", "tar", "patch")} | {
     "xz": "xz-utils",
     "strip": "binutils",
 }
-"""The program that is needed, and Debian's package of it."""
-_ELSEWHERE = "take a kernel that was built elsewhere: python -m testbed vm --kernel FILE"
+"""Required programs, and the Debian package of each."""
+_COMPILED_BY = ("gcc", "ld", "ldd")
+"""Tools whose versions determine the bytes; ldd prints the C library's."""
+_NOT_ASKED = ("RUSTC=none", "BINDGEN=none", "PAHOLE=none")
+"""Unused by the build. Their versions would enter the kernel, which contains its own configuration."""
+_ELSEWHERE = "omit --build to use the bundled kernel"
 _STATIC_PROGRAM = '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n'
 _SPACE_BYTES = 1 << 30
-"""Seen: 0.16 GB of package, twice for a moment, 0.45 GB of source and 0.1 GB of objects."""
+"""Measured: 0.16 GB for the package, briefly twice that, 0.45 GB of source and 0.1 GB of objects."""
 
-# Most of the source is for other machines and devices; leaving it packed saves a third of the unpacking.
-# What describes the configuration (Kconfig, Makefile) is read whole, so it stays.
+# Most of the source is for other machines and devices; skipping it saves a third of the unpacking time. Files of the
+# configuration (Kconfig, Makefile) are all unpacked, so they are not listed.
 _UNUSED_FOLDERS = {
     "arch": "alpha arc arm arm64 csky hexagon loongarch m68k microblaze mips nios2 openrisc parisc powerpc riscv "
     "s390 sh sparc xtensa",
@@ -57,87 +66,41 @@ _EXCLUDED = (
     *("*/Documentation/*.*", "*/tools/testing/*", "*/tools/perf/*", "*/rust/*.rs"),
 )
 
-# Changes to the kernel's source: (file, text that is there once, what it becomes).
-# First: the clock is read in units of 256 ns while timers fire at nanoseconds. What the division leaves over is state
-# that nothing shows, so a step that begins like another would not take exactly as long.
-# The others keep out of the random numbers what differs between machines and folders: the host's chance, which is asked
-# for before the kernel knows that its clock is virtual, and the command line, which holds paths. The name and date of
-# the build, which go in too, are fixed where it is built, and the date of boot is on the command line.
-_CHANGES = (
-    ("arch/um/include/linux/time-internal.h", "#define TIMER_MULTIPLIER 256\n", "#define TIMER_MULTIPLIER 1\n"),
-    (
-        "arch/um/kernel/um_arch.c",
-        """\
-	if (os_getrandom(rng_seed, sizeof(rng_seed), 0) == sizeof(rng_seed)) {
-		add_bootloader_randomness(rng_seed, sizeof(rng_seed));
-		memzero_explicit(rng_seed, sizeof(rng_seed));
-	}
-""",
-        "",
-    ),
-    ("arch/um/kernel/um_arch.c", "	u8 rng_seed[32];\n\n", ""),
-    ("drivers/char/random.c", "	_mix_pool_bytes(command_line, strlen(command_line));\n", ""),
-)
-
-# In place of the host's getrandom(): on a virtual clock the kernel's random numbers, and with them ports, sequence
-# numbers, hashes and the addresses of programs, are the same in every boot. On the real clock they stay the host's.
-_RANDOM_HEADER = Path("arch/um/include/asm/archrandom.h")
-_RANDOM_CODE = Path(__file__).with_name("archrandom.h")
-
 _COMPILED_FILES = 620
-"""About so many files are compiled: what the progress is a share of."""
+"""Approximate number of files to compile, for the progress messages."""
 _PROGRESS_FILES = 50
 
 
-def recipe() -> str:
-    """Return what identifies how a kernel is built here, apart from source and compiler: a hash of our own inputs."""
-    return hashlib.sha256(CONFIG.read_bytes() + _RANDOM_CODE.read_bytes() + repr(_CHANGES).encode()).hexdigest()[:16]
-
-
-def clock_folder() -> Path:
-    """Return where the kernel with a virtual clock lies: in the user's cache, apart from those that other versions of
-    testbed build otherwise.
-    """
-    return paths.cache_folder() / f"clock-kernel-{recipe()}"
-
-
-def find_clock_kernel(folder: Path | None = None) -> GuestKernel | None:
-    """Return the kernel with a virtual clock in `folder` (default: the user's cache), or None.
-
-    None also for one that is not whole, and for one that another version of testbed built otherwise.
-    """
-    kernel = find_kernel(folder or clock_folder())
-    return kernel if kernel is not None and kernel.recipe == recipe() else None
-
-
 def virtual_clock() -> str:
-    """Say which kernel there is for the virtual clock, after it was tried, or that one can be built here.
+    """Boot the kernel of the virtual clock once, and describe it.
 
-    CapabilityError or GuestKernelError, which say what to do, where neither is so.
+    CapabilityError, GuestKernelError or SpecError, with a remedy, if it does not run or was altered.
     """
-    if kernel := find_clock_kernel():
-        try_kernel(kernel)
-        return f"Linux {kernel.version} with time travel, in {kernel.folder}"
-    check_machine(_ELSEWHERE)
-    _check_tools()
-    return "Linux with time travel, which is built first, once"
+    check_processor()
+    kernel = find_clock_kernel()
+    assert kernel is not None
+    try_kernel(kernel)
+    return f"Linux {kernel.version} with time travel, {kernel.origin}"
 
 
-def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = print) -> GuestKernel:
-    """Return the kernel in `folder` (default: the user's cache), and build it if it is not there and whole.
+def build_kernel(
+    folder: Path | None = None, *, say: Callable[[str], None] = print, exactly: bool = False
+) -> GuestKernel:
+    """Return the kernel in `folder` (default: the user's own), building it unless a complete one is there.
 
-    A second builder waits for the first. `say` is told about progress, a line at a time. CapabilityError: this
-    machine lacks a program or the space. GuestKernelError: it is not x86-64 or has no apt, or a step failed; nothing is
-    left then.
+    A second builder waits for the first. `say` receives progress, line by line. `exactly`: only from the source of the
+    bundled kernel; otherwise from the newest source if no mirror still has that one. CapabilityError: this machine
+    lacks a program, disk space or that source. GuestKernelError: the machine is not x86-64, has no apt, or a step
+    failed; nothing is left behind in that case.
     """
-    folder = folder or clock_folder()
-    if kernel := find_clock_kernel(folder):
+    folder = folder or own_folder()
+    if kernel := _whole(folder):
         return kernel
     check_machine(_ELSEWHERE)
     _check_tools()
-    make_folder(folder.parent)
-    with locked(folder.with_name(folder.name + ".lock")):
-        if kernel := find_clock_kernel(folder):  # another process built it while this one waited
+    paths.make_folders(folder.parent)
+    with paths.locked(folder.with_name(folder.name + ".lock")):
+        if kernel := _whole(folder):  # another process built it while this one waited
             return kernel
         for left_behind in folder.parent.glob(
             f"{folder.name}.building-*"
@@ -147,10 +110,47 @@ def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = pri
         with tempfile.TemporaryDirectory(
             prefix=f"{folder.name}.building-", dir=folder.parent, ignore_cleanup_errors=True
         ) as work:
-            _build(Path(work), folder, say)
-    if kernel := find_clock_kernel(folder):
+            _build(Path(work), folder, say, exactly)
+    if kernel := _whole(folder):
         return kernel
-    raise GuestKernelError(f"the guest kernel in {folder} was changed while it was being put there; build it again")
+    raise GuestKernelError(f"the guest kernel in {folder} was changed during its installation; build it again")
+
+
+def _whole(folder: Path) -> GuestKernel | None:
+    kernel = find_clock_kernel(folder)
+    return kernel if kernel is not None and kernel.is_whole() else None
+
+
+def verify_kernel(*, say: Callable[[str], None] = print) -> GuestKernel:
+    """Rebuild the bundled kernel in a fresh folder, compare, and return it; the rebuilt one is removed.
+
+    GuestKernelError if the bytes differ. CapabilityError if this machine cannot reproduce them: a tool is missing or
+    has another version, or no mirror has the source.
+    """
+    paths.make_folders(paths.cache_folder())
+    with paths.scratch_folder("verifying-", paths.cache_folder()) as work:
+        shipped = import_kernel(SHIPPED_FILE, work / "shipped")
+        check_machine(_ELSEWHERE)
+        _check_tools()
+        for tool, version in _tools().items():
+            if version != shipped.packages[tool]:
+                raise CapabilityError(
+                    f"cannot verify the guest kernel here: it was built with {shipped.packages[tool]}, this machine "
+                    f"has {version}, and different tools produce different bytes"
+                )
+        built = build_kernel(Path(work, "built"), say=say, exactly=True)
+    if built.sha256 != shipped.sha256:
+        raise GuestKernelError(
+            f"the guest kernel in {SHIPPED_FILE} does not match its source: its SHA-256 is {shipped.sha256}; a build "
+            f"from the same source with the same tools has {built.sha256}"
+        )
+    return shipped
+
+
+def _tools() -> dict[str, str]:
+    """Return the version line of each tool that determines the bytes."""
+    asked = {tool: subprocess.run([tool, "--version"], capture_output=True, text=True) for tool in _COMPILED_BY}
+    return {tool: (done.stdout.splitlines() or ["unknown"])[0] for tool, done in asked.items()}
 
 
 def _check_tools() -> None:
@@ -183,14 +183,14 @@ def _check_space(folder: Path) -> None:
         )
 
 
-def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
+def _build(work: Path, folder: Path, say: Callable[[str], None], exactly: bool) -> None:
     started = time.monotonic()
 
     def step(text: str) -> None:
         say(f"[{time.monotonic() - started:4.0f} s] {text}")
 
     step("download the kernel's source, about 165 MB")
-    deb = download(work)
+    deb = download(work, exactly=exactly)
     name, version = package_version(deb)
     step(f"unpack {name} {version}")
     unpack(deb, work / "package")
@@ -204,9 +204,9 @@ def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
         source,
     )
     archive.unlink()
-    _change(source)
+    _run(["patch", "--strip=1", "--fuzz=0", "--batch", "--silent", f"--input={PATCH}"], source)
     step("configure")
-    make = ["make", "ARCH=um", f"-j{len(os.sched_getaffinity(0))}"]
+    make = ["make", "ARCH=um", *_NOT_ASKED, f"-j{len(os.sched_getaffinity(0))}"]
     _run([*make, f"KCONFIG_ALLCONFIG={CONFIG}", "allnoconfig"], source)
     _check_configuration((source / ".config").read_text("utf-8"))
     step("compile, some minutes")
@@ -224,52 +224,29 @@ def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
     fresh.mkdir()
     _run(["strip", "-o", str(fresh / "linux"), "linux"], source)
     release = (source / "include/config/kernel.release").read_text("utf-8").strip()
-    compiler = _run(["gcc", "-dumpfullversion"], source).strip()
-    seal(fresh, release, {name: version, "gcc": compiler}, recipe())
+    seal(fresh, release, {name: version, **_tools()})
     put_in_place(fresh, folder, work)
     step(f"Linux {release} is in {folder}")
 
 
-def _change(source: Path) -> None:
-    """Make the source ours. GuestKernelError where it is not the source that our changes were made for."""
-    header = source / _RANDOM_HEADER
-    text = _source_text(header)
-    if not all(f"{name}(unsigned long *v, size_t max_longs)" in text for name in _RANDOM_FUNCTIONS):
-        raise GuestKernelError(f"this kernel source is not as expected: {_RANDOM_HEADER} has other functions")
-    header.write_bytes(_RANDOM_CODE.read_bytes())
-    for name, old, new in _CHANGES:
-        text = _source_text(source / name)
-        if (count := text.count(old)) != 1:
-            raise GuestKernelError(
-                f"this kernel source is not as expected: {name} has {old.strip()!r} {count} times instead of once"
-            )
-        (source / name).write_text(text.replace(old, new), "utf-8")
-
-
-def _source_text(path: Path) -> str:
-    return path.read_text("utf-8") if path.is_file() else ""
-
-
-_RANDOM_FUNCTIONS = ("arch_get_random_longs", "arch_get_random_seed_longs")
-
-
 def _check_configuration(found: str) -> None:
-    """GuestKernelError unless CONFIG was granted whole: what is lacking, kconfig leaves out without a word."""
+    """GuestKernelError unless kconfig accepted all of CONFIG: it drops unknown options silently."""
     granted = set(found.splitlines())
     asked = [line for line in CONFIG.read_text("utf-8").splitlines() if line.startswith("CONFIG_")]
     refused = [line for line in asked if line not in granted and not line.endswith("=n")]
     if refused:
-        raise GuestKernelError(f"this kernel source does not grant {', '.join(refused)} of {CONFIG.name}")
+        raise GuestKernelError(f"this kernel source does not accept {', '.join(refused)} of {CONFIG.name}")
 
 
 def _run(command: Sequence[str], folder: Path, each_line: Callable[[str], None] | None = None) -> str:
-    """Run a step that dies with this process; return its output. GuestKernelError with its last words when it fails."""
+    """Run a step that dies with this process; return its output. GuestKernelError with its last output on failure."""
     process = start_program(
         "testbed.vm.step",
         *command,
         attempt="build the guest kernel",
         cwd=folder,
-        env=_environment(),
+        env=_environment() | {"TMPDIR": str(folder)},
+        umask=0o022,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -298,12 +275,8 @@ def _run(command: Sequence[str], folder: Path, each_line: Callable[[str], None] 
 
 
 def _environment() -> dict[str, str]:
-    kept = {key: os.environ[key] for key in ("HOME", "PATH", "TMPDIR", "LD_LIBRARY_PATH") if key in os.environ}
-    # Two machines with the same compiler build the same bytes.
+    kept = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ}
+    # The same tools produce the same bytes for any user, in any folder.
     build = {"TIMESTAMP": "2026-01-01", "USER": "testbed", "HOST": "testbed", "VERSION": "1"}
     fixed = {f"KBUILD_BUILD_{name}": value for name, value in build.items()}
-    return kept | fixed | {"LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
-
-
-if __name__ == "__main__":
-    build_kernel()
+    return kept | fixed | {"TZ": "UTC", "LC_ALL": "C.UTF-8"}

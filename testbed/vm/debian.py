@@ -1,23 +1,25 @@
-"""Download Debian's kernel source from the mirror that apt uses, and put what was made of them in its place.
+"""Download Debian's kernel source from apt's mirror, and install the result of the build.
 
-apt runs with package lists of its own in a temporary folder: the system's sources, lists and libraries stay as they
-are, and no root is needed. The folder is filled aside and renamed when it is whole.
+apt runs with its own package lists in a temporary folder: the system's sources, lists and libraries stay unchanged, and
+it needs no root. The folder is built under another name and renamed once it is complete.
 """
 
 from __future__ import annotations
 
-import fcntl
+import itertools
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from testbed import paths
-from testbed.errors import GuestKernelError
+from testbed.errors import CapabilityError, GuestKernelError
+
+SOURCE = ("linux-source-7.2", "7.2.12-1")
+"""Package and version that the bundled kernel is built from."""
 
 SUITES = ("forky", "sid")
 """Debian suites, tried in this order. Older ones have kernels that fail on processors with AMX."""
@@ -34,12 +36,17 @@ def mirrors(listing: str) -> list[str]:
     return [mirror for mirror in archives if "security" not in mirror]
 
 
-def check_machine(instead: str) -> None:
-    """GuestKernelError where no guest kernel runs, or no package can be had. `instead`: what helps without packages."""
+def check_processor() -> None:
+    """GuestKernelError if no guest kernel can run here."""
     if platform.machine() != "x86_64":
         raise GuestKernelError(
-            f"the guest kernel exists for x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}"
+            f"the guest kernel supports x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}"
         )
+
+
+def check_machine(instead: str) -> None:
+    """GuestKernelError if no guest kernel can run here, or no package can be downloaded. `instead`: the remedy then."""
+    check_processor()
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
         raise GuestKernelError(
             f"the guest kernel is built from Debian's source, and this machine has no {' and no '.join(missing)}; "
@@ -48,7 +55,7 @@ def check_machine(instead: str) -> None:
 
 
 def put_in_place(fresh: Path, folder: Path, work: Path) -> None:
-    """Rename a sealed folder to where it belongs; what was there goes to the folder `work`."""
+    """Rename a sealed folder to its final name; a previous one moves to the folder `work`."""
     if user := paths.invoking_user():
         for path in (fresh, *fresh.rglob("*")):
             os.chown(path, *user, follow_symlinks=False)
@@ -64,7 +71,7 @@ def package_version(deb: Path) -> tuple[str, str]:
 
 
 def unpack(deb: Path, folder: Path) -> None:
-    """Unpack a package's files into a folder, which is made if it is not there."""
+    """Unpack a package's files into a folder, creating it if needed."""
     _run(["dpkg-deb", "--extract", str(deb), str(folder)])
 
 
@@ -76,10 +83,11 @@ def newest_source(names: Sequence[str]) -> str | None:
     return max(versions)[1] if versions else None
 
 
-def download(work: Path) -> Path:
-    """Download the newest kernel source into a folder of ours; return its package.
+def download(work: Path, *, exactly: bool) -> Path:
+    """Download SOURCE, or the newest kernel source if no mirror has it, into `work`; return the package file.
 
-    The first suite of the first mirror that has one is taken. GuestKernelError when none has.
+    The first suite of the first mirror that has it wins. `exactly`: SOURCE only; CapabilityError if no mirror has it.
+    GuestKernelError if no mirror has any kernel source.
     """
     for name in ("lists/partial", "cache/archives/partial", "debs"):
         (work / name).mkdir(parents=True)
@@ -101,13 +109,13 @@ def download(work: Path) -> Path:
     listing = _run(["apt-get", "update", "--print-uris", "-o", f"Dir::State::lists={work / 'lists'}"])
     trust = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
     attempts = []
-    for mirror in mirrors(listing):
-        for suite in SUITES:
+    for version in ("=".join(SOURCE), None):
+        for mirror, suite in itertools.product(mirrors(listing), SUITES):
             (work / "sources.list").write_text(f"deb {trust}{mirror} {suite} main\n", "utf-8")
             try:
                 _run(["apt-get", *settings, "update"])
                 names = _run(["apt-cache", *settings, "pkgnames", "linux-source-"]).split()
-                if (package := newest_source(names)) is None:
+                if (package := version or newest_source(names)) is None:
                     raise GuestKernelError("it has no package linux-source-*")
                 _run(["apt-get", *settings, "download", package], folder=work / "debs")
             except GuestKernelError as error:
@@ -115,7 +123,12 @@ def download(work: Path) -> Path:
                 continue
             (deb,) = (work / "debs").glob("*.deb")
             return deb
-    tried = "\n".join(attempts) or "apt is set up with no package archive"
+        if exactly:
+            raise CapabilityError(
+                f"cannot get {version} from the mirrors configured for apt; Debian archives it at "
+                f"https://snapshot.debian.org/package/linux/{SOURCE[1]}/. Tried:\n" + "\n".join(attempts)
+            )
+    tried = "\n".join(attempts) or "apt has no package archive configured"
     raise GuestKernelError(f"cannot get linux-source-* of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
 
 
@@ -125,26 +138,6 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-4:] or ["it said nothing"]
+        said = done.stderr.strip().splitlines()[-4:] or ["no output"]
         raise GuestKernelError(f"{command[0]} ended with status {done.returncode}: {' '.join(said)}")
     return done.stdout
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it; they belong to the person behind sudo."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        paths.give_to_user(folder)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends.
-
-    Not that of `results`: this folder is imported by guests' Pythons, which have no pydantic.
-    """
-    with path.open("a") as file:
-        paths.give_to_user(path)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

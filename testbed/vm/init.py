@@ -1,8 +1,8 @@
 """The first process inside the guest: set up its files and devices, run the command, report its status, power off.
 
-The kernel runs it as `python -SB -m testbed.vm.init`: no installed package can be imported. Serial line 0 carries the
-command's standard output, 1 its standard error, 2 the report, one line of JSON. Nothing comes in: with a virtual clock
-time would run on while it is waited for.
+The kernel runs it as `python -SBP -m testbed.vm.init`: no installed package can be imported. Serial line 0 carries the
+command's standard output, 1 its standard error, 2 the report, one line of JSON. There is no input: a virtual clock
+would advance while waiting for it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ import tty
 from pathlib import Path
 from typing import Any
 
-from testbed.vm.plan import receive
+from testbed.vm.guest_plan import receive
 
 _SYS_PIVOT_ROOT = 155  # x86-64
-_MS_MOVE = 8192
+_MS_RDONLY, _MS_MOVE, _MS_BIND = 1, 8192, 4096
 _MNT_DETACH = 2
 _RB_POWER_OFF = 0x4321FEDC
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_RNDRESEEDCRNG = 0x5207
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Run the guest; it is off afterwards, so this never returns."""
+    """Run the guest, then power it off; never returns."""
     for kind, folder in (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")):
         if not os.path.ismount(folder):  # some kernels mount devtmpfs themselves
             _mount(kind, folder, kind)
@@ -42,6 +43,7 @@ def main() -> None:
     try:
         plan = receive()
         _make_files(plan)
+        begin_random_numbers()
         report: dict[str, Any] = {"status": _carry_out(plan, stdout, stderr)}
     except Exception:
         report = {"failure": traceback.format_exc()}
@@ -53,14 +55,22 @@ def main() -> None:
     _libc.reboot(_RB_POWER_OFF)
 
 
+def begin_random_numbers() -> None:
+    """Begin the guest's random numbers anew; bbr, cake and fq_codel draw some. On a virtual clock they are then
+    the same on every machine, whatever the guest did before.
+    """
+    with Path("/dev/urandom").open("rb") as device:
+        fcntl.ioctl(device, _RNDRESEEDCRNG)
+
+
 def _serial_line(number: int) -> int:
     fd = os.open(f"/dev/ttyS{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    tty.setraw(fd)  # bytes as they are: no echo, no line ends changed
+    tty.setraw(fd)  # unchanged bytes: no echo, no conversion of line ends
     return fd
 
 
 def _make_files(plan: dict[str, Any]) -> None:
-    """Mount the host's files under a layer in memory, the shared folders on top, and own /dev, /proc, /sys, /run."""
+    """Mount the host's files under a layer in memory, shared folders on top, and new /dev, /proc, /sys and /run."""
     _mount("tmpfs", "/tmp", "tmpfs", data="size=90%,mode=755")
     root = Path("/tmp/root")
     for name in ("root", "upper", "work"):
@@ -69,12 +79,14 @@ def _make_files(plan: dict[str, Any]) -> None:
     for folder in ("/proc", "/sys", "/dev"):
         _mount(folder, f"{root}{folder}", "", _MS_MOVE)
     _mount("tmpfs", root / "run", "tmpfs", data="mode=755")
+    (root / "run" / "testbed-written").mkdir()  # writes outside shared folders, which are discarded; `exec` lists them
+    _mount("/tmp/upper", root / "run" / "testbed-written", "", _MS_BIND)
     for folder, kind in (("pts", "devpts"), ("shm", "tmpfs")):
         (root / "dev" / folder).mkdir(exist_ok=True)
         _mount(kind, root / "dev" / folder, kind)
     for shared in plan["shares"]:
         Path(f"{root}{shared}").mkdir(parents=True, exist_ok=True)
-        _mount("hostfs", f"{root}{shared}", "hostfs", data=shared)
+        _mount("hostfs", f"{root}{shared}", "hostfs", _MS_RDONLY * (shared in plan["read_only"]), data=shared)
     os.chdir(root)
     _check(_libc.syscall(_SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount of the old root")
@@ -84,7 +96,7 @@ def _make_files(plan: dict[str, Any]) -> None:
     _set_loopback_up()
     _put_packets_first()
     socket.sethostname(plan["hostname"])
-    # Written files reach the host within about two seconds, so that little is lost with a guest that is killed.
+    # Written files reach the host within about two seconds, so that little is lost if the guest is killed.
     for name in ("dirty_writeback_centisecs", "dirty_expire_centisecs"):
         Path("/proc/sys/vm", name).write_text("100")
 
@@ -95,7 +107,7 @@ def _put_packets_first() -> None:
     By default it takes turns with them: with two busy programs a 256 KiB message over 80 Mbit/s arrived 2 ms late.
     """
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
             if (folder / "comm").read_text("utf-8").startswith("ksoftirqd"):
                 os.sched_setscheduler(int(folder.name), os.SCHED_FIFO, os.sched_param(60))
 
@@ -108,7 +120,7 @@ def _set_loopback_up() -> None:
 
 
 def _carry_out(plan: dict[str, Any], stdout: int, stderr: int) -> int:
-    """Run the command, pass its output on, adopt and reap its orphans; return its exit status as a shell gives it."""
+    """Run the command, forward its output, adopt and reap its orphans; return its exit status as a shell does."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
@@ -139,14 +151,14 @@ def _carry_out(plan: dict[str, Any], stdout: int, stderr: int) -> int:
                 elif not _pass_on(key.fd, lines[key.fd]):
                     selector.unregister(key.fd)
             _reap(child)
-    for fd, line in lines.items():  # what it wrote last; a daemon that still holds the pipe open is not waited for
+    for fd, line in lines.items():  # its last output; do not wait for a daemon that still holds the pipe open
         while _pass_on(fd, line):
             pass
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def _pass_on(fd: int, line: int) -> bool:
-    """Pass one read from a pipe on. False when nothing waits there, or all writers have gone."""
+    """Forward one read from a pipe. False if it is empty, or all writers have closed it."""
     try:
         data = os.read(fd, 1 << 16)
     except BlockingIOError:

@@ -1,7 +1,8 @@
-"""What a guest kernel consists of: files in a folder, and a manifest by which they are known to be whole.
+"""The files of a guest kernel: a folder with the kernel, and a manifest that proves it intact.
 
-linux (the kernel, an ordinary program that is linked statically and has everything built in) and manifest.json:
-versions of the packages, size and SHA-256 of every file.
+linux (the kernel, a statically linked ordinary program with all drivers built in) and manifest.json: versions of the
+packages, size and SHA-256 of every file. The folder clock_kernel/ beside this module holds the bundled kernel,
+compressed, with its configuration and our patch.
 """
 
 from __future__ import annotations
@@ -11,67 +12,87 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from testbed import paths
+from testbed.errors import SpecError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-"""Goes up when a folder made by an older testbed can no longer be used."""
+"""Incremented when folders made by an older testbed become unusable."""
+
+SHIPPED = Path(__file__).with_name("clock_kernel")
+CONFIG = SHIPPED / "time-travel.config"
+PATCH = SHIPPED / "time-travel.patch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuestKernel:
-    """A guest kernel whose files were complete when it was looked up."""
+    """A guest kernel as described by its manifest. `check` compares the file with it."""
 
     folder: Path
     version: str
     """Release of the kernel, as `uname -r` prints it inside."""
     packages: Mapping[str, str]
-    """Debian package -> version."""
+    """Versions of its source (a Debian package) and of the tools that compiled it."""
     recipe: str = ""
-    """What it was built from (build.py)."""
+    """Identifies our build inputs: `recipe` of the testbed that built it."""
+    sha256: str = ""
+    """SHA-256 of the file `linux`."""
 
     @property
     def linux(self) -> Path:
         """The kernel: a program that is started through launch.py."""
         return self.folder / "linux"
 
+    @property
+    def origin(self) -> str:
+        """Its origin, for messages: bundled, or the user's own."""
+        return f"your own, in {self.folder}" if self.folder == own_folder().resolve() else "bundled with testbed"
+
+    def is_whole(self) -> bool:
+        """Whether the file's SHA-256 matches the manifest."""
+        return self.linux.is_file() and paths.digest(self.linux) == self.sha256
+
+    def check(self) -> None:
+        """Raise SpecError, with a remedy, if the file is altered or truncated."""
+        if not self.is_whole():
+            raise SpecError(
+                f"the guest kernel {self.linux} was altered or truncated, and will not be started: its SHA-256 is not "
+                f"{self.sha256}; remove it to use the bundled one: rm -r {self.folder}"
+            )
+
+
+def recipe() -> str:
+    """Return the hash of our build inputs, which with source and compiler determines the kernel."""
+    return hashlib.sha256(CONFIG.read_bytes() + PATCH.read_bytes()).hexdigest()[:16]
+
+
+def own_folder() -> Path:
+    """Return the folder in the user's cache for a kernel that the user built or imported; one folder per recipe."""
+    return paths.cache_folder() / f"clock-kernel-{recipe()}"
+
 
 def find_kernel(folder: Path) -> GuestKernel | None:
-    """Return the kernel in `folder`, or None when there is none or it is not whole, by the hashes in its manifest."""
+    """Return the kernel described by the manifest in `folder`; None without a manifest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        if manifest["format"] != FORMAT or not all(
-            _same(folder / name, entry) for name, entry in manifest["files"].items()
-        ):
-            return None
-        if "linux" not in manifest["files"]:
+        if manifest["format"] != FORMAT:
             return None
         return GuestKernel(
             folder=folder.resolve(),
             version=manifest["version"],
             packages=manifest["packages"],
-            recipe=manifest.get("recipe", ""),
+            recipe=manifest["recipe"],
+            sha256=manifest["files"]["linux"]["sha256"],
         )
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def seal(folder: Path, version: str, packages: Mapping[str, str], recipe: str) -> None:
-    """Write the manifest of a complete folder: the last step of a build."""
-    files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def seal(folder: Path, version: str, packages: Mapping[str, str]) -> None:
+    """Write the manifest of a folder with a complete kernel: the last step of a build."""
+    linux = folder / "linux"
     about = {"format": FORMAT, "version": version, "packages": dict(packages)}
-    manifest = {**about, "clock": "virtual", "recipe": recipe, "files": files}  # older testbeds ask for the clock
+    files = {"linux": {"bytes": linux.stat().st_size, "sha256": paths.digest(linux)}}
+    manifest = {**about, "clock": "virtual", "recipe": recipe(), "files": files}  # older testbeds require the clock
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-
-
-def _same(path: Path, entry: Mapping[str, Any]) -> bool:
-    return [path.stat().st_size, _sha256(path)] == [entry["bytes"], entry["sha256"]]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""A language model of single characters, small enough to train many of side by side: what exchanges of gradients and
-of model differences are tried on.
+"""A language model of single characters, small enough to train many of them side by side, for experiments with
+exchanges of gradients and of model differences.
 
-The text is the bundled one, byte by byte; of its 99 different bytes all but the 63 most frequent are one symbol. The
+The text is the bundled one, byte by byte; all but the 63 most frequent of its 99 different bytes share one symbol. The
 model is one pre-norm transformer layer of 32 channels with two heads, without biases; its norms have no weights (Zhang
 and Sennrich, arXiv 1910.07467). Everything is batched over B models: their parameters are the rows of one tensor.
 """
@@ -29,25 +29,25 @@ WIDTH: Final = 32
 HEADS: Final = 2
 SEQUENCE: Final = 32
 ROWS: Final[tuple[int, ...]] = (VOCABULARY, SEQUENCE, 3 * WIDTH, WIDTH, 4 * WIDTH, 4 * WIDTH, VOCABULARY)
-"""Of characters, positions, the queries, keys and values, the attention's output, both layers of the feed-forward part,
-and the output layer. All have WIDTH columns, the channels of the stream that they read or write, so that the model is
-one matrix of sum(ROWS) rows too."""
+"""Rows of the matrices: characters, positions, queries, keys and values, the attention's output, both layers of the
+feed-forward part, and the output layer. All have WIDTH columns, the channels of the stream that they read or write, so
+that the model is also one matrix of sum(ROWS) rows."""
 _READS = (2, 4, 6)
-"""Which of them are multiplied as their transpose."""
+"""Matrices that are multiplied in transposed form."""
 _SIZES = [rows * WIDTH for rows in ROWS]
 VALUES: Final = sum(_SIZES)
 _SPREAD = 0.02
-"""Of the first weights, as GPT-2's."""
+"""Standard deviation of initial weights, as in GPT-2."""
 VALIDATION_SEQUENCES: Final = 128
 CUTS: Final = 3
-"""Where the model can be cut into four stages: behind the embeddings, the attention, and the feed-forward part."""
+"""Cuts of the model into four stages: after the embeddings, the attention, and the feed-forward part."""
 Cut = Callable[[Tensor, int], Tensor]
-"""Given the stream and which of the CUTS it is at, what goes on behind it."""
+"""Maps the stream at one of the CUTS to the stream after it."""
 
 
 @functools.cache
 def characters() -> npt.NDArray[np.uint8]:
-    """Return the whole text as symbols, (t,). It is shared: not to be written to."""
+    """Return the whole text as symbols, (t,); shared, so read-only."""
     text = np.frombuffer(lzma.decompress((ASSETS / BUNDLED["bundled"]).read_bytes()), np.uint8)
     frequent = np.argsort(-np.bincount(text, minlength=256), kind="stable")[: VOCABULARY - 1]
     symbols = np.full(256, VOCABULARY - 1, np.uint8)
@@ -61,15 +61,15 @@ def _windows() -> windows.Windows:
 
 
 class Batches:
-    """The training sequences of all workers, in an order that depends on the seed and nothing else."""
+    """The training sequences of all workers, in an order that depends only on the seed."""
 
     def __init__(self, *, workers: int, batch_size: int, seed: int) -> None:
-        """`batch_size`: sequences of one worker in a batch."""
+        """`batch_size`: sequences per worker and batch."""
         self._workers, self._size, train = workers, batch_size, _windows().train
         self._starts = train[windows.shuffled(len(train), f"characters {seed}")]
 
     def batch(self, number: int) -> Tensor:
-        """Return the workers' batches of that number, (workers, batch_size, SEQUENCE + 1) int64."""
+        """Return the workers' batches number `number`, (workers, batch_size, SEQUENCE + 1) int64."""
         count = self._workers * self._size
         places = np.arange(number * count, (number + 1) * count) % len(self._starts)
         return _at(self._starts[places]).view(self._workers, self._size, SEQUENCE + 1)
@@ -77,7 +77,7 @@ class Batches:
 
 @functools.cache
 def validation() -> Tensor:
-    """Return the sequences that losses are judged by, (VALIDATION_SEQUENCES, SEQUENCE + 1) int64."""
+    """Return the validation sequences, (VALIDATION_SEQUENCES, SEQUENCE + 1) int64."""
     starts = _windows().validation
     return _at(starts[windows.shuffled(len(starts), "characters validation")[:VALIDATION_SEQUENCES]])
 
@@ -87,7 +87,7 @@ def _at(starts: windows.Starts) -> Tensor:
 
 
 def first_weights(seed: int) -> Tensor:
-    """Draw the weights of one model, (VALUES,); what is added to the stream is smaller, as in GPT-2."""
+    """Draw the weights of one model, (VALUES,); matrices that add to the stream are smaller, as in GPT-2."""
     draw = torch.Generator().manual_seed(seed)
     parts = [torch.randn(size, generator=draw) * _SPREAD for size in _SIZES]
     for added in (3, 5):
@@ -101,9 +101,9 @@ def matrices(weights: Tensor) -> list[Tensor]:
 
 
 def losses(weights: Tensor, sequences: Tensor, at_cut: Cut = lambda stream, cut: stream) -> Tensor:
-    """Return the mean cross-entropies in nats, (B,), of B models, each on sequences (B, m, SEQUENCE + 1) of its own.
+    """Return the mean cross-entropies in nats, (B,), of B models, each on its own sequences (B, m, SEQUENCE + 1).
 
-    `at_cut`: what becomes of the stream, (B, m SEQUENCE, WIDTH), between stages.
+    `at_cut` transforms the stream, (B, m SEQUENCE, WIDTH), between stages.
     """
     count, each = sequences.shape[:2]
     parts = matrices(weights)
@@ -121,8 +121,8 @@ def losses(weights: Tensor, sequences: Tensor, at_cut: Cut = lambda stream, cut:
     hidden = at_cut(hidden + seen.transpose(1, 2).reshape(count, -1, WIDTH) @ attended, 1)
     hidden = at_cut(hidden + functional.gelu(_norm(hidden) @ widen, approximate="tanh") @ narrow, 2)
     outputs = (_norm(hidden) @ out).view(-1, VOCABULARY)
-    found = functional.cross_entropy(outputs, sequences[..., 1:].reshape(-1), reduction="none")
-    return found.view(count, -1).mean(1)
+    nats = functional.cross_entropy(outputs, sequences[..., 1:].reshape(-1), reduction="none")
+    return nats.view(count, -1).mean(1)
 
 
 def gradients(weights: Tensor, sequences: Tensor, at_cut: Cut = lambda stream, cut: stream) -> Tensor:

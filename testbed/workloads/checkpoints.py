@@ -1,7 +1,7 @@
-"""Which files are a checkpoint's weights, and are they the ones that they are taken for? No torch.
+"""A checkpoint's weight files, and verification of their digests. No torch.
 
-A digest of the weights is part of a cell that begins with them: `TextSpec.weights`. A checkpoint that a program of
-ours made has a seal beside it besides, in the format of sha256sum, so that one that was altered is not taken at all.
+A digest of the weights is part of a cell that starts from them: `TextSpec.weights`. Checkpoints made by our programs
+also have a seal, in the format of sha256sum, so that altered ones are refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import functools
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from testbed import paths
 from testbed.errors import SpecError, StageError
+from testbed.process import command_line
 from testbed.spec import TextSpec
 from testbed.workloads import models
 
@@ -23,7 +23,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold a checkpoint's weights, whole or in shards. SpecError where there are none."""
+    """Return the files of a checkpoint's weights, whole or in shards. SpecError without such files."""
     for name in _FILES:
         if (folder / name).is_file():
             return [folder / name]
@@ -34,20 +34,20 @@ def weight_files(folder: Path) -> list[Path]:
                     {folder / part for part in json.loads(index.read_text(encoding="utf8"))["weight_map"].values()}
                 )
             except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-                raise SpecError(f"{index} is not the index of a checkpoint: {type(error).__name__}: {error}") from None
-    raise SpecError(
-        f"cannot load a checkpoint from {folder}: it has neither {' nor '.join(_FILES)}, whole or in shards"
-    )
+                raise SpecError(
+                    f"cannot read {index} as the index of a checkpoint: {type(error).__name__}: {error}"
+                ) from None
+    raise SpecError(f"cannot load a checkpoint from {folder}: it has no {' or '.join(_FILES)}, whole or in shards")
 
 
 def seal(folder: Path) -> None:
-    """Write the digests of a finished checkpoint's weights beside them; `sha256sum -c SHA256SUMS` looks as well."""
+    """Write the digests of a finished checkpoint's weights next to them; `sha256sum -c SHA256SUMS` checks them, too."""
     lines = [f"{paths.digest(path)}  {path.name}\n" for path in weight_files(folder)]
     (folder / SEAL).write_text("".join(lines), encoding="utf8")
 
 
 def finish(draft: Path, folder: Path) -> None:
-    """Seal a checkpoint, and put it where stage hosts, which may be another user, read it."""
+    """Seal a checkpoint, and move it to where stage hosts, possibly of another user, can read it."""
     seal(draft)
     for path in (draft, *draft.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -56,10 +56,10 @@ def finish(draft: Path, folder: Path) -> None:
 
 
 def weights_digest(model: str) -> str | None:
-    """Return the SHA-256 of a checkpoint's weights (of those of its files, in order, where it is in shards); None for
-    a named size, whose weights come from the seed.
+    """Return the SHA-256 of a checkpoint's weights (over its files in order, if in shards); None for a named size,
+    whose weights come from the seed.
 
-    SpecError where there are no weights, or they are not what the checkpoint's seal says.
+    SpecError without weights, or for weights that differ from the checkpoint's seal.
     """
     if model in models.SIZES:
         return None
@@ -83,30 +83,30 @@ def weights_digest(model: str) -> str | None:
 
 
 def check_weights(spec: TextSpec) -> None:
-    """Raise SpecError where a workload's model has other weights than the workload says."""
-    if spec.weights is not None and (found := weights_digest(spec.model)) != spec.weights:
+    """Raise SpecError where a model's weights differ from the workload's."""
+    if spec.weights is not None and (digest := weights_digest(spec.model)) != spec.weights:
         raise SpecError(
-            f"model {spec.model!r}: the workload begins with weights whose SHA-256 is {spec.weights}, and "
-            f"{'a named size has none' if found is None else f'{models.checkpoint_folder(spec.model)} has {found}'}; "
-            "bring those weights back, or plan anew with these"
+            f"model {spec.model!r}: the workload needs weights with SHA-256 {spec.weights}, but "
+            f"{'a named size has none' if digest is None else f'{models.checkpoint_folder(spec.model)} has {digest}'}; "
+            "restore those weights, or plan again with these"
         )
 
 
 def _again(model: str, folder: Path) -> str:
     if model in models.MADE:
         return f"remove {folder} and make it again: python -m {models.MADE[model]}"
-    return "bring the weights back"
+    return "restore the weights"
 
 
 @functools.lru_cache(maxsize=64)
 def _digest(path: Path, changed_ns: int, size: int) -> str:
-    """Return the digest of a file as it was changed last: many cells begin with the same weights."""
+    """Return the digest of a file in its current version, cached because many cells share weights."""
     return paths.digest(path)
 
 
 def make(model: str) -> None:
-    """Make a checkpoint of ours where it is not on this machine yet: minutes. StageError where that fails."""
+    """Make a shipped checkpoint if it is not on this machine yet, which takes minutes. StageError where that fails."""
     if model in models.MADE and not models.made_folder(model).is_dir():
-        command = [sys.executable, "-m", *models.MADE[model].split()]
+        command = command_line(*models.MADE[model].split())
         if (status := subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode) != 0:
             raise StageError(f"cannot make {model}: {' '.join(command)} ended with status {status}")

@@ -17,18 +17,18 @@ class Batch(NamedTuple):
     """One micro-batch of b sequences of n tokens."""
 
     inputs: Tensor
-    """(b, n) int64: what the first stage reads."""
+    """(b, n) int64: input of the first stage."""
     targets: Tensor
     """(b, n) int64: the token after each input, for the last stage's loss."""
     samples: tuple[int, ...]
-    """Ids of the sequences: where each begins in the text, in tokens; the same text has the same id in every epoch."""
+    """Ids of the sequences: their positions in the text, in tokens; the same in every epoch."""
 
 
 class Data:
-    """Training batches, epoch after epoch; validation batches always the same, whatever the seed."""
+    """Training batches, epoch after epoch; validation batches are always the same, for every seed."""
 
     def __init__(self, tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec, seed: int) -> None:
-        """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it does not hold the
+        """`tokens` is one long text, (t,), possibly mapped from a file. SpecError when it is too short for the
         workload.
         """
         windows.check_text_for(spec, len(tokens))
@@ -41,14 +41,14 @@ class Data:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Training batches in an epoch. A remainder smaller than a batch is left out; another one each epoch, unless
-        the order is fixed.
+        """Training batches in an epoch. A remainder smaller than a batch is dropped, a different one in each epoch
+        unless the order is fixed.
         """
         return len(self._train) // self._spec.batch_size
 
     @property
     def validation_batches(self) -> int:
-        """Validation batches that there are at most."""
+        """Maximum number of validation batches."""
         return len(self._validation) // self._spec.batch_size
 
     def train(self, step: int, microbatch: int, microbatches: int) -> Batch:
@@ -62,8 +62,8 @@ class Data:
         return self._part(self._order, index, microbatch, microbatches)
 
     def validation(self, index: int, microbatch: int, microbatches: int) -> Batch:
-        """Return part `microbatch` of validation batch `index`. IndexError past the last (`windows.check_text_for` says
-        so earlier).
+        """Return part `microbatch` of validation batch `index`. IndexError past the last (`windows.check_text_for`
+        reports that earlier).
         """
         if not 0 <= index < self.validation_batches:
             raise IndexError(f"validation batch {index} of {self.validation_batches}")

@@ -1,7 +1,6 @@
-"""The unigram floor of a workload: the loss of a model that knows how often each token occurs, and nothing else. No
-torch.
+"""The unigram floor of a workload: the loss of a model that knows only the frequency of each token. No torch.
 
-A loss near it, or above, says that word frequencies were learned; a codec that ends there was shown to harm nothing.
+A loss near or above it means that only word frequencies were learned, so that such a run cannot show harm by a codec.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from testbed.spec import TextSpec
 from testbed.workloads import windows
 
 _AT_ONCE = 4096
-"""Windows whose tokens are counted together, so that a long text does not lie in memory twice."""
+"""Windows counted together, so that a long text is not in memory twice."""
 
 
 def unigram_floor(tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec, vocabulary: int) -> float:
     """Return the floor in nats per token: the cross-entropy of the validation targets under the frequencies of tokens
     in the text's training part.
 
-    The validation targets are those of the very batches that a run of this workload evaluates. The frequencies are
-    those of all training windows, also where a run sees a few of them only (`training_sequences`): it is the text's
-    floor, not the sample's. Each token of the vocabulary counts once more than it occurs (Laplace), so that one which
-    occurs only in validation has a probability. SpecError where the text is too short.
+    The validation targets are those of the batches that a run of this workload evaluates. The frequencies are those of
+    all training windows, even if a run uses only a few of them (`training_sequences`): it is the floor of the text, not
+    of the sample. One is added to the count of each token (Laplace), so that a token that occurs only in validation has
+    a non-zero probability. SpecError for a text that is too short.
     """
     windows.check_text_for(spec, len(tokens))
     cut = windows.cut_windows(len(tokens), spec.sequence_length)

@@ -1,8 +1,8 @@
-"""Labelled images, and networks small enough to train in seconds: what data parallel methods are tried on.
+"""Labelled images, and networks small enough to train in seconds, for experiments with data parallel methods.
 
 "digits" are scikit-learn's copy of the test part of the UCI data set "Optical recognition of handwritten digits"
-(Alpaydin and Kaynak, 1998): 1,797 of 8 x 8 pixels in ten classes, which install with the package. A fifth, the same
-whatever the seed, is for testing. Other images are data sets of the hub, which say themselves what is for testing.
+(Alpaydin and Kaynak, 1998): 1,797 of 8 x 8 pixels in ten classes, which install with the package. A fifth, the same for
+every seed, is for testing. Other images are data sets of the hub, which define their own test split.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class LabelledImages(NamedTuple):
     """n labelled images."""
 
     pixels: Tensor
-    """(n, channels * side * side) uint8, channel after channel, row after row; perhaps mapped from a file."""
+    """(n, channels * side * side) uint8, channel by channel, row by row; possibly mapped from a file."""
     labels: Tensor
     """(n,) int64, 0 to classes - 1."""
     brightest: int
-    """What the brightest pixel can be."""
+    """Maximum value of a pixel."""
 
     @property
     def images(self) -> Tensor:
@@ -44,25 +44,25 @@ class LabelledImages(NamedTuple):
         return self.pixels.float() / self.brightest
 
     def at(self, places: object) -> LabelledImages:
-        """Return those at the given places, an index array."""
+        """Return the images at the given indices, an index array."""
         chosen = torch.as_tensor(places)
         return LabelledImages(self.pixels[chosen], self.labels[chosen], self.brightest)
 
     def between(self, start: int, stop: int) -> LabelledImages:
-        """Return those from one place to before another, which are not copied."""
+        """Return a range of images, without copying."""
         return LabelledImages(self.pixels[start:stop], self.labels[start:stop], self.brightest)
 
 
 @dataclass(frozen=True)
 class ImageSet(ImageShape):
-    """All images of a name, cut into two."""
+    """All images of a set, split into two."""
 
     train: LabelledImages
     test: LabelledImages
 
 
 class Score(NamedTuple):
-    """How well a network does on labelled images."""
+    """A network's score on labelled images."""
 
     loss: float
     """Mean cross-entropy, in nats."""
@@ -75,24 +75,26 @@ def images(name: str, cache: Path | None = None) -> ImageSet:
     """Return "digits", or a data set of the hub, "hub:NAME" or "hub:NAME:CONFIGURATION", whose columns are one image
     and one class, with splits train and test: decoded once into `cache`, by default ours, and mapped from there.
 
-    They are shared: not to be written to. SpecError for other names, and for a data set that cannot be had.
+    They are shared, so read-only. SpecError for other names, and for an unavailable data set.
     """
     texts.check_images_name(name)
     if name == texts.DIGITS:
         return _digits()
     made = prepare_images(name, cache or paths.cache_folder())
-    pixels = torch.from_numpy(np.load(made.pixels, mmap_mode="c"))  # torch would warn of one that is only read
+    pixels = torch.from_numpy(np.load(made.pixels, mmap_mode="c"))  # torch warns of read-only ones
     every = LabelledImages(pixels, torch.from_numpy(np.load(made.labels)), 255)
     train, test = every.between(0, made.train), every.between(made.train, made.train + made.test)
     return ImageSet(made.channels, made.side, made.classes, train, test)
 
 
 def _digits() -> ImageSet:
-    # As a file: importing scikit-learn takes each worker 150 MB, and a second.
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None
-    rows = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", dtype=np.int64, delimiter=",")
+    # Read as a file: importing scikit-learn costs each worker 150 MB and a second.
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    rows = np.loadtxt(
+        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", dtype=np.int64, delimiter=","
+    )
     every = LabelledImages(torch.from_numpy(rows[:, :-1].astype(np.uint8)), torch.from_numpy(rows[:, -1]), _BRIGHTEST)
     order = shuffled(len(rows), "digits test")
     train, test = every.at(order[OF_DIGITS.test :]), every.at(order[: OF_DIGITS.test])
@@ -103,7 +105,7 @@ def build_network(model: str, shape: ImageShape, seed: int) -> nn.Module:
     """Make a network of `networks.NETWORKS` for images, initialised as torch does from the seed; the global generator
     is left as it was.
 
-    UnknownNameError for another name; SpecError for a network of digits and images that are none.
+    UnknownNameError for another name; SpecError for a digits network with other images.
     """
     layers = network_layers(model, shape)
     modules: list[nn.Module] = []

@@ -30,7 +30,7 @@ class LlamaStage(StageModel):
 
     def __init__(self, whole: Any, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
         super().__init__(whole, size, layers, spec, seed)
-        self.rotary: nn.Module = LlamaRotaryEmbedding(whole.config)  # its numbers are in no checkpoint
+        self.rotary: nn.Module = LlamaRotaryEmbedding(whole.config)  # not part of checkpoints
 
     def embed(self, ids: Tensor) -> Tensor:
         hidden: Tensor = self.parts["embed_tokens"](ids)

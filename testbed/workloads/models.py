@@ -1,4 +1,4 @@
-"""Which models can be named: families, named sizes and checkpoints, and how a model's layers are divided. No torch.
+"""Model families, named sizes and checkpoints, and the division of a model's layers. No torch.
 
 A new family is one row of `FAMILIES` and the module that the row names. A new size is one row of `SIZES`.
 """
@@ -30,7 +30,7 @@ class ModelSize:
     """The hidden size: values of a token at a boundary."""
     heads: int
     key_heads: int
-    """Heads of keys and values; fewer than `heads` where queries share them. GPT-2 has as many."""
+    """Heads of keys and values; fewer than `heads` where queries share them, equal in GPT-2."""
     inner: int
     """Width between the two halves of a layer's feed-forward part."""
     context: int
@@ -76,14 +76,14 @@ def _llama_layer(size: ModelSize) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """What is known about a family of models without loading torch."""
+    """Facts about a family of models that need no torch."""
 
     stage: str
-    """Where the class of its stages is, a `stage_model.StageModel`: 'module:class'."""
+    """Path of the class of its stages, a `stage_model.StageModel`: 'module:class'."""
     config_names: Mapping[str, str]
-    """What the config.json of a checkpoint, and transformers, call each field of a `ModelSize`."""
+    """Name of each field of a `ModelSize` in a checkpoint's config.json and in transformers."""
     not_stated: Mapping[str, int | None]
-    """The fields that a config.json may leave out, and what they then are; None: that follows from the others."""
+    """Defaults of fields that a config.json may omit; None: derived from other fields."""
     biases: bool
     """Whether norms have a bias: LayerNorm does, RMSNorm does not."""
     learned_positions: bool
@@ -125,7 +125,7 @@ FAMILIES: dict[str, ModelFamily] = {
         layer_shapes=_llama_layer,
     ),
 }
-"""Families by what transformers calls them: the `model_type` of their config.json."""
+"""Families by transformers' name: the `model_type` of their config.json."""
 
 
 def family(name: str) -> ModelFamily:
@@ -156,48 +156,48 @@ SIZES: dict[str, ModelSize] = {
     "gpt2-nano": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=4096),
     "gpt2-micro": _size("gpt2", layers=4, width=128, heads=4, context=128, vocabulary=4096),
     "gpt2-mini": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096),
-    # As many parameters as gpt2-mini in 4 stages where all layers but the last have their outputs, and the tables
-    # their rows, as 40 coordinates.
+    # As many parameters as gpt2-mini in 4 stages whose layers' outputs (except the last) and table rows are 40
+    # coordinates.
     "gpt2-mini-wide": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
     "gpt2-midi": _size("gpt2", layers=8, width=256, heads=8, context=512, vocabulary=4096),
     "llama-nano": _size("llama", layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
     "llama-mini": _size("llama", layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),
-    # The published small model's shapes, random: the bundled tokenizer leaves most rows of its embedding unused.
-    # The published weights are 'openai-community/gpt2', where they are cached.
+    # The shapes of the published small model with random weights: the bundled tokenizer leaves most rows of its
+    # embedding unused. The published weights are 'openai-community/gpt2', if cached.
     "gpt2": _size("gpt2", layers=12, width=768, heads=12, context=1024, vocabulary=50257),
 }
 
 
 MADE = {
     "smollm2-135m": "testbed.workloads.smollm2",
-    "gpt2-mini-trained": "testbed.pipeline.pretrain gpt2-mini-trained",
-    "gpt2-nano-trained": "testbed.pipeline.pretrain gpt2-nano-trained",
+    "gpt2-mini-trained": "testbed.training.pretrain gpt2-mini-trained",
+    "gpt2-nano-trained": "testbed.training.pretrain gpt2-nano-trained",
 }
-"""Checkpoints that a program of ours fetches or trains, once a machine: name to what `python -m` runs."""
+"""Checkpoints that our programs fetch or train once per machine: name to arguments of `python -m`."""
 
 
 def split_layers(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
-    """Divide the layers: consecutive ones for each stage, `shares` of them, or as even as can be, the first stages
-    taking one more.
+    """Divide the layers into consecutive groups, one per stage, of sizes `shares`, or as even as possible, with larger
+    groups first.
 
-    The last stage has the output layer besides, which for a small model costs as much as a few layers. SpecError when a
-    stage would have none, or the shares are not one a stage or do not add up.
+    The last stage also has the output layer, which in a small model costs as much as a few layers. SpecError for a
+    stage without layers, or shares that do not match stages or layers.
     """
     if not 1 <= stages <= layers:
-        raise SpecError(f"a model of {layers} layers cannot be cut into {stages} stages: each needs a layer")
+        raise SpecError(f"cannot split a model of {layers} layers into {stages} stages: each needs at least one layer")
     if shares is None:
         even, more = divmod(layers, stages)
         shares = [even + (stage < more) for stage in range(stages)]
     elif len(shares) != stages or min(shares) < 1 or sum(shares) != layers:
         raise SpecError(
-            f"pipeline.layers is {list(shares)}; {stages} stages of a model of {layers} layers need {stages} numbers "
-            f"from 1 on that add up to {layers}"
+            f"pipeline.layers is {list(shares)}; it must be {stages} positive numbers, one per stage, with the sum "
+            f"{layers}, the layers of the model"
         )
     return tuple(range(end - share, end) for share, end in zip(shares, itertools.accumulate(shares), strict=True))
 
 
 def model_size(model: str) -> ModelSize:
-    """Return the size of a named model, or of a checkpoint. UnknownNameError or SpecError for what is neither."""
+    """Return the size of a named model or of a checkpoint. UnknownNameError or SpecError for anything else."""
     if model in SIZES:
         return SIZES[model]
     path = checkpoint_folder(model) / "config.json"
@@ -207,27 +207,29 @@ def model_size(model: str) -> ModelSize:
         if kind not in FAMILIES:
             known = " and ".join(FAMILIES)
             raise SpecError(
-                f"model {model!r} is a {kind}, found in {path}; only {known} checkpoints can be cut into stages"
+                f"model {model!r} is a {kind} according to {path}; only {known} checkpoints can be split into stages"
             )
         return _size_of_config(kind, config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
-            f"model {model!r}: {path} is not the config.json of a checkpoint: {type(error).__name__}: {error}"
+            f"model {model!r}: cannot read {path} as a checkpoint's config.json: {type(error).__name__}: {error}"
         ) from None
 
 
 def workload_size(spec: TextSpec) -> ModelSize:
-    """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as
+    """Return the size of a workload's model. SpecError for a family other than the workload's; other errors as for
     `model_size`.
     """
     size = model_size(spec.model)
     if size.family != spec.family:
-        raise SpecError(f"workload.family is {spec.family!r}, and the model {spec.model!r} is a {size.family}")
+        raise SpecError(f"workload.family is {spec.family!r}, but the model {spec.model!r} is a {size.family}")
     return size
 
 
 def parameter_shapes(spec: Workload) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters of a workload's model, in its order. SpecError as `check_workload`."""
+    """Return the shapes of all parameters of a workload's model, in its order. Raises SpecError like
+    `check_workload`.
+    """
     if isinstance(spec, ImagesSpec):
         return [shape for layer in networks.workload_layers(spec) for shape in layer.shapes]
     return shapes_of(workload_size(spec))
@@ -235,7 +237,7 @@ def parameter_shapes(spec: Workload) -> list[tuple[int, ...]]:
 
 def shapes_of(size: ModelSize, layers: range | None = None) -> list[tuple[int, ...]]:
     """Return the shapes of all parameters of a language model, or of the stage that has these layers, in the model's
-    order: the first stage has the embeddings, the last one the last norm and the output layer.
+    order: the first stage has the embeddings, the last one the final norm and the output layer.
     """
     row, layers = family(size.family), range(size.layers) if layers is None else layers
     table = (size.vocabulary, size.width)
@@ -249,19 +251,19 @@ def shapes_of(size: ModelSize, layers: range | None = None) -> list[tuple[int, .
 
 
 def hidden_width(spec: TextSpec) -> int:
-    """Return how many values a token has at a boundary."""
+    """Return the number of values per token at a boundary."""
     return model_size(spec.model).width
 
 
 def validation_tokens(spec: Workload) -> int:
-    """Return how many tokens, or images, an evaluation reads."""
+    """Return the number of tokens, or images, in an evaluation."""
     if isinstance(spec, ImagesSpec):
         return networks.image_counts(spec.images).test
     return spec.validation_batches * spec.batch_tokens
 
 
 def check_workload(spec: Workload, stages: int, layers: Sequence[int] | None = None) -> None:
-    """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
+    """Check everything that can be checked before a run starts. SpecError or UnknownNameError."""
     if isinstance(spec, ImagesSpec):
         networks.workload_layers(spec)
         return
@@ -269,23 +271,23 @@ def check_workload(spec: Workload, stages: int, layers: Sequence[int] | None = N
     split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:
         raise SpecError(
-            f"workload.sequence_length is {spec.sequence_length}; {spec.model} reads at most {size.context} tokens "
-            "at once"
+            f"workload.sequence_length is {spec.sequence_length}; {spec.model} has a context of {size.context} "
+            "tokens, so set at most that"
         )
     if spec.training_sequences is not None and spec.training_sequences < spec.batch_size:
         raise SpecError(
-            f"workload.training_sequences is {spec.training_sequences}, less than a batch of {spec.batch_size} "
-            "sequences"
+            f"workload.training_sequences is {spec.training_sequences}, less than workload.batch_size, "
+            f"{spec.batch_size}"
         )
     texts.check_text_name(spec.text)
 
 
 # ------------------------------------------------------------------ checkpoints
 def checkpoint_folder(model: str) -> Path:
-    """Return the folder of a checkpoint: `model` itself where it is one, else the newest snapshot of that id in the
+    """Return the folder of a checkpoint: `model` itself if it is one, else the newest snapshot of that id in the
     Hugging Face cache.
 
-    Nothing is downloaded. UnknownNameError for a plain word, SpecError for a model that is not here.
+    Nothing is downloaded. UnknownNameError for a plain word, SpecError for a model that is not on this machine.
     """
     if model in MADE:
         if not (folder := made_folder(model)).is_dir():
@@ -297,22 +299,21 @@ def checkpoint_folder(model: str) -> Path:
         raise UnknownNameError("model", model, (*SIZES, *MADE))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise SpecError(
-            f"model {model!r}: there is no such folder; give a checkpoint's folder, a cached id, or one of "
-            f"{', '.join(SIZES)}"
+            f"model {model!r}: no such folder; use a checkpoint's folder, a cached id, or one of {', '.join(SIZES)}"
         )
     repository = _hub_cache() / f"models--{model.replace('/', '--')}"
     try:
         commit = (repository / "refs" / "main").read_text(encoding="utf8").strip()
     except OSError:
         raise SpecError(
-            f"model {model!r} is not in the Hugging Face cache {_hub_cache()}, and a run downloads nothing; "
-            f"fetch it first with: hf download {model}"
+            f"model {model!r} is not in the Hugging Face cache {_hub_cache()}, and runs do not download models; fetch "
+            f"it first with: hf download {model}"
         ) from None
     return repository / "snapshots" / commit
 
 
 def made_folder(model: str) -> Path:
-    """Return where a checkpoint that a program of ours makes lies, or will lie."""
+    """Return the folder of a checkpoint made by our programs, existing or not."""
     return paths.cache_folder() / "models" / model
 
 

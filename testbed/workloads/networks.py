@@ -1,4 +1,4 @@
-"""Small networks that learn labelled images, and how many images there are, in numbers. No torch.
+"""Small image networks and numbers of images. No torch.
 
 `images` builds and reads them, `prepare` fetches data sets of the hub. A new network is one row of `NETWORKS`.
 """
@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from testbed import paths
+from testbed import manifest, paths
 from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import ImagesSpec
 from testbed.workloads import texts
 
 _SCORED_VALUES = 1 << 17
-"""Of images that are scored together; what a network makes of more would not fit into a small guest's memory."""
+"""Values of images scored together; activations of more would not fit into a small guest's memory."""
 KERNEL: Final = 3
 """Side of a convolution's kernel, in pixels."""
 VERSION: Final = 1
-"""Part of the name of prepared images: raise it when the same ones would give other pixels."""
+"""Version in the names of prepared images: increment it when the pixels of the same images change."""
 
 
 @dataclass(frozen=True)
 class ImageShape:
-    """What a network must know of images."""
+    """The properties of images that a network depends on."""
 
     channels: int
     """1: grey; 3: red, green, blue."""
     side: int
-    """Pixels: images are square."""
+    """Side in pixels; images are square."""
     classes: int
 
     @property
     def pixels(self) -> int:
-        """Values of an image."""
+        """Values per image."""
         return self.channels * self.side**2
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ DIGITS: Final = ImageShape(channels=1, side=8, classes=10)
 
 # ------------------------------------------------------------------ how many images
 class ImageCounts(NamedTuple):
-    """How many images a set has, and of which shape."""
+    """Number and shape of the images of a set."""
 
     shape: ImageShape
     train: int
@@ -61,70 +61,76 @@ OF_DIGITS: Final = ImageCounts(DIGITS, train=1437, test=360)
 
 
 class PreparedImages(NamedTuple):
-    """Images with labels, in two files: those to train on, and after them those to test on."""
+    """Images with labels, in two files: training images, then test images."""
 
     pixels: Path
     """A .npy of uint8, (n, channels * side * side): channel after channel, row after row."""
     labels: Path
     """A .npy of int64, (n,), 0 to classes - 1."""
     train: int
-    """How many of the n images come first, to train on."""
+    """Number of training images, the first of the n images."""
     test: int
     channels: int
     """1: grey; 3: red, green, blue."""
     side: int
-    """Pixels: images are square."""
+    """Side in pixels; images are square."""
     classes: int
 
 
 def prepared_paths(hub: texts.HubSet, cache: Path) -> tuple[Path, Path, Path]:
-    """Return where pixels, labels and a description of a data set lie below `cache`, or will lie."""
+    """Return the paths of pixels, labels and description of a data set below `cache`, existing or not."""
     name = f"{hub.file_name}-{VERSION}"
     return tuple(cache / "images" / f"{name}{end}" for end in (".npy", "-labels.npy", ".json"))  # type: ignore[return-value]
 
 
 def find_prepared(hub: texts.HubSet, cache: Path) -> PreparedImages | None:
-    """Return what was made of a data set of the hub; None where that is not there, whole."""
+    """Return the prepared images of a data set of the hub; None unless complete. SpecError for altered files; those of
+    an older testbed have no manifest, and are not checked.
+    """
     pixels, labels, description = every = prepared_paths(hub, cache)
+    proving = description.with_suffix(manifest.ENDING)
+    if proving.exists() and (fault := manifest.find_fault(proving, lambda: description.stem)):
+        whose = f"workload.images: data set {hub} in {proving.parent} is not as it was fetched"
+        raise SpecError(f"{whose}: {fault}; remove {description.stem}* there, and fetch it again")
     if not all(path.is_file() for path in every):
         return None
     return PreparedImages(pixels, labels, **json.loads(description.read_text(encoding="utf8")))
 
 
 def image_counts(images: str) -> ImageCounts:
-    """Return how many images there are, and their shape. SpecError for an unknown name, and for a data set that was not
-    fetched yet.
+    """Return the number and shape of images. SpecError for an unknown name, and for a data set that was not fetched
+    yet.
     """
     texts.check_images_name(images)
     if (hub := texts.hub_set(images, "images")) is None:
         return OF_DIGITS
-    if (found := find_prepared(hub, paths.cache_folder())) is None:
+    if (prepared := find_prepared(hub, paths.cache_folder())) is None:
         raise SpecError(
             f"workload.images: data set {hub} is not on this machine yet; fetch it once with: python -m "
             f"testbed.workloads.prepare --images {images}"
         )
-    return ImageCounts(ImageShape(found.channels, found.side, found.classes), found.train, found.test)
+    return ImageCounts(ImageShape(prepared.channels, prepared.side, prepared.classes), prepared.train, prepared.test)
 
 
 # ------------------------------------------------------------------ networks
 class Layer(NamedTuple):
-    """A convolution that keeps the images' size, or a linear layer; with biases."""
+    """A size-preserving convolution or a linear layer; with biases."""
 
     inputs: int
-    """Channels, or values."""
+    """Input channels or values."""
     outputs: int
     side: int | None = None
-    """Of a convolution: pixels of a side. None: linear."""
+    """Side of a convolution's images in pixels; None: linear."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int]]:
-        """Of its matrix or kernels, and of its biases."""
+        """Shapes of its matrix or kernels, and of its biases."""
         kernel = () if self.side is None else (KERNEL, KERNEL)
         return (self.outputs, self.inputs, *kernel), (self.outputs,)
 
     @property
     def places(self) -> int:
-        """How often its weights are used for an image."""
+        """Number of uses of its weights per image."""
         return 1 if self.side is None else self.side**2
 
 
@@ -146,49 +152,49 @@ def _cnn(shape: ImageShape) -> tuple[Layer, ...]:
 
 
 _FOR_DIGITS: Final = "digits-"
-_LAYERS: Final[dict[str, Callable[[ImageShape], tuple[Layer, ...]]]] = {  # with as many parameters for digits
+_LAYERS: Final[dict[str, Callable[[ImageShape], tuple[Layer, ...]]]] = {  # with the number of parameters for digits
     "mlp": _mlp(28),  # 2,110
     "mlp-large": _mlp(256, 128),  # 50,826
     "cnn": _cnn,  # 38,282
 }
 NETWORKS: Final = (*_LAYERS, *(f"{_FOR_DIGITS}{name}" for name in _LAYERS))
 """Networks by name, from (n, channels * side * side) to (n, classes): those for any images, and the same ones for
-digits alone. Between two layers is a ReLU; before the first linear one behind a convolution each 2 x 2 pixels become
-the largest of them. None of them has buffers, so parameters are all that workers exchange.
+digits only. ReLU between layers; max pooling of 2 x 2 pixels between convolutions and the first linear layer. None of
+them has buffers, so workers exchange only parameters.
 """
 
 
 def network_layers(model: str, shape: ImageShape) -> tuple[Layer, ...]:
-    """Return the layers of a network of `NETWORKS` for such images.
+    """Return the layers of a network of `NETWORKS` for images of a shape.
 
-    UnknownNameError for another name; SpecError for a network of digits and images that are none.
+    UnknownNameError for another name; SpecError for a digits network with other images.
     """
     if model not in NETWORKS:
         raise UnknownNameError("network", model, NETWORKS)
-    found = ImageShape(shape.channels, shape.side, shape.classes)
-    if model.startswith(_FOR_DIGITS) and found != DIGITS:
+    shape_of_images = ImageShape(shape.channels, shape.side, shape.classes)
+    if model.startswith(_FOR_DIGITS) and shape_of_images != DIGITS:
         raise SpecError(
-            f"model {model!r} is for digits, {DIGITS}; these images have {found}: take "
+            f"model {model!r} is for digits, {DIGITS}; these images have {shape_of_images}: use "
             f"{model.removeprefix(_FOR_DIGITS)!r}"
         )
-    return _LAYERS[model.removeprefix(_FOR_DIGITS)](found)
+    return _LAYERS[model.removeprefix(_FOR_DIGITS)](shape_of_images)
 
 
 def workload_layers(spec: ImagesSpec) -> tuple[Layer, ...]:
-    """Return the layers of a workload's network. SpecError or UnknownNameError as the functions above."""
+    """Return the layers of a workload's network. Raises SpecError and UnknownNameError like the functions above."""
     return network_layers(spec.model, image_counts(spec.images).shape)
 
 
 def products(spec: ImagesSpec) -> int:
-    """Count the products that a forward pass needs for one image."""
+    """Count the multiplications of a forward pass for one image."""
     return sum(math.prod(layer.shapes[0]) * layer.places for layer in workload_layers(spec))
 
 
 def values(spec: ImagesSpec) -> int:
-    """Count the values that all layers make of one image."""
+    """Count the output values of all layers for one image."""
     return sum(layer.outputs * layer.places for layer in workload_layers(spec))
 
 
 def scored_together(pixels: int) -> int:
-    """Return how many images of so many values are scored together."""
+    """Return the number of images of `pixels` values that are scored together."""
     return max(1, _SCORED_VALUES // pixels)

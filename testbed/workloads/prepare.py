@@ -13,24 +13,24 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from testbed import paths
+from testbed import manifest, paths
 from testbed.errors import SpecError, status_of
 from testbed.workloads import models, sources, texts
 from testbed.workloads.networks import PreparedImages, find_prepared, prepared_paths
 
 VERSION = 1
-"""Part of every text's name: raise it when the same text would give other tokens."""
+"""Version in the names of token files: increment it when the tokens of the same text change."""
 _TOKENIZER = sources.ASSETS / "bpe4096.json"
 _CHUNK_CHARACTERS = 1 << 16
-"""Lines are tokenised together until they have so many: tokens never span the end of a line where one chunk follows
-another. Millions of characters at once, as in texts with long lines, never came to an end in user-mode Linux."""
+"""Characters per chunk of lines tokenised together; tokens never span the line end between two chunks. Millions of
+characters at once, as in texts with long lines, never finished in user-mode Linux."""
 
 
 class Prepared(NamedTuple):
@@ -40,21 +40,24 @@ class Prepared(NamedTuple):
     """A one-dimensional .npy of uint16 or uint32."""
     tokens: int
     vocabulary: int
-    """Tokens that the tokenizer has."""
+    """Vocabulary size of the tokenizer."""
 
 
-def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
-    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` where it is not there
-    yet.
+def prepare_tokens(text: str, model: str, cache: Path, note: Callable[[str], None] = lambda message: None) -> Prepared:
+    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` unless it is there, whole
+    and as it was written; an altered one is set aside, and named to `note`.
 
-    A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing
-    is downloaded but a data set of the hub, once. SpecError for a text or tokenizer that cannot be had or read.
+    A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Only a
+    data set of the hub is downloaded, once. SpecError for a text or tokenizer that is unavailable or unreadable.
     """
     source, tokenizer = sources.text_file(text, cache), tokenizer_file(model)
-    name = hashlib.sha256(f"{VERSION} {paths.digest(source)} {paths.digest(tokenizer)}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{VERSION} {paths.digest(source)} {paths.digest(tokenizer)}".encode()).hexdigest()
     folder = cache / "tokens"
-    path, description = folder / f"{name}.npy", folder / f"{name}.json"
-    if not (path.is_file() and description.is_file()):
+    path, description, proving = files = [folder / f"{key[:32]}{end}" for end in (".npy", ".json", manifest.ENDING)]
+    if fault := manifest.find_fault(proving, lambda: key):
+        if proving.exists():  # those of an older testbed have none, and are overwritten
+            aside = [manifest.set_aside(each).name for each in files if each.exists()]
+            note(f"prepared data in {folder} is made again: {fault}; set aside as {', '.join(aside)}")
         with sources.making(folder) as scratch:
             ids, vocabulary = _tokenise(source, tokenizer, scratch)
             np.save(draft := scratch / path.name, ids)
@@ -64,45 +67,47 @@ def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
                 json.dumps({"text": text, "model": model, "tokens": len(ids), "vocabulary": vocabulary}, indent=1)
                 + "\n"
             )
-            sources.place(draft, description)  # last: where it is, the token file is whole
+            sources.place(draft, description)
+            manifest.write_manifest(proving, key, [path, description])
     about = json.loads(description.read_text(encoding="utf8"))
     return Prepared(path, int(about["tokens"]), int(about["vocabulary"]))
 
 
 def prepare_images(images: str, cache: Path) -> PreparedImages:
     """Return the files of a data set of the hub whose columns are one image and one class, with splits train and test,
-    made below `cache` where they are not there yet. SpecError for one that cannot be had, or is none of that.
+    made below `cache` if missing. SpecError for one that is unavailable, altered, or of another form.
     """
     texts.check_images_name(images)
     if (hub := texts.hub_set(images, "images")) is None:
-        raise SpecError(f"workload.images: {images!r} come with scikit-learn: there is nothing to prepare")
-    if (found := find_prepared(hub, cache)) is not None:
-        return found
+        raise SpecError(f"workload.images: {images!r} come with scikit-learn and need no preparation")
+    if (prepared := find_prepared(hub, cache)) is not None:
+        return prepared
     splits, files = sources.load_hub_set(hub, "images"), prepared_paths(hub, cache)
     with sources.making(files[0].parent) as scratch:
         drafts = [scratch / path.name for path in files]
         about = _decode(f"workload.images: data set {hub}", splits, *drafts[:2])
         drafts[2].write_text(json.dumps(about, indent=1) + "\n")
         for draft, path in zip(drafts, files, strict=True):
-            sources.place(draft, path)  # the description last: where it is, the others are whole
+            sources.place(draft, path)
+        manifest.write_manifest(files[2].with_suffix(manifest.ENDING), files[2].stem, files)
     return PreparedImages(files[0], files[1], **about)
 
 
-# ------------------------------------------------------------------ what is read
+# ------------------------------------------------------------------ inputs
 def tokenizer_file(model: str) -> Path:
-    """Return the tokenizer.json of a model; all named sizes have the bundled one. SpecError where there is none."""
+    """Return the tokenizer.json of a model; all named sizes have the bundled one. SpecError if missing."""
     if model in models.SIZES:
         return _TOKENIZER
     path = models.checkpoint_folder(model) / "tokenizer.json"
     if not path.is_file():
         raise SpecError(
-            f"model {model!r} has no {path}; transformers makes it: "
+            f"model {model!r} has no {path}; create it with transformers: "
             f"AutoTokenizer.from_pretrained(...).save_pretrained({os.fspath(path.parent)!r})"
         )
     return path
 
 
-# ------------------------------------------------------------------ what is made
+# ------------------------------------------------------------------ outputs
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
     waiting: list[str] = []
     size = 0
@@ -117,7 +122,7 @@ def _chunks(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.NDArray[np.unsignedinteger], int]:
-    """Tokenise a text; returns (ids, vocabulary). Everything that `datasets` keeps goes into `scratch`."""
+    """Tokenise a text; returns (ids, vocabulary). All files of `datasets` go into `scratch`."""
     import datasets
     from tokenizers import Tokenizer
 
@@ -141,7 +146,7 @@ def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.ND
 
 
 def _decode(what: str, splits: Any, pixels: Path, labels: Path) -> dict[str, int]:
-    """Write the images and labels of a `datasets.DatasetDict`; returns what `PreparedImages` says of them."""
+    """Write the images and labels of a `datasets.DatasetDict`; returns the fields of `PreparedImages`."""
     missing = {"train", "test"} - set(splits)
     if missing:
         raise SpecError(f"{what} has no split {' and no split '.join(sorted(missing))}; it has {', '.join(splits)}")
@@ -157,14 +162,14 @@ def _decode(what: str, splits: Any, pixels: Path, labels: Path) -> dict[str, int
         if row[image] is None or row[image].mode not in _CHANNELS:
             mode = "missing" if row[image] is None else f"of mode {row[image].mode}"
             raise SpecError(f"{here} is {mode}; images must be of mode {' or '.join(_CHANNELS)}")
-        found = (_CHANNELS[row[image].mode], *row[image].size)
+        form = (_CHANNELS[row[image].mode], *row[image].size)
         if values is None:
-            shape = found
+            shape = form
             if shape[1] != shape[2]:
                 raise SpecError(f"{here} is {shape[1]} x {shape[2]} pixels; images must be square")
             values = np.lib.format.open_memmap(pixels, "w+", np.uint8, (len(chosen), shape[0] * shape[1] * shape[2]))
-        if found != shape:
-            raise SpecError(f"{here} is {_described(found)}, and the first one {_described(shape)}; all must be alike")
+        if form != shape:
+            raise SpecError(f"{here} is {_described(form)}, but the first one {_described(shape)}; all must be alike")
         if row[label] is None or not 0 <= row[label] < classes:
             raise SpecError(f"{here} has label {row[label]}; labels must be 0 to {classes - 1}")
         channels_last = np.asarray(row[image]).reshape(shape[2], shape[1], shape[0])
@@ -177,7 +182,7 @@ def _decode(what: str, splits: Any, pixels: Path, labels: Path) -> dict[str, int
 
 
 _CHANNELS = {"L": 1, "RGB": 3}
-"""By the mode of an image, as Pillow calls it."""
+"""Channels by Pillow's mode of an image."""
 
 
 def _described(shape: tuple[int, ...]) -> str:
@@ -185,7 +190,7 @@ def _described(shape: tuple[int, ...]) -> str:
 
 
 def _columns(what: str, rows: Any) -> tuple[str, str]:
-    """Return the names of the columns of a `datasets.Dataset` that hold image and class."""
+    """Return the names of the image and class columns of a `datasets.Dataset`."""
     import datasets
 
     kinds = (datasets.Image, datasets.ClassLabel)
@@ -198,8 +203,8 @@ def _columns(what: str, rows: Any) -> tuple[str, str]:
 
 # ------------------------------------------------------------------ command
 def main(arguments: list[str] | None = None) -> int:
-    """Print one JSON line: path, tokens, vocabulary of a text; what `PreparedImages` holds of images. Errors go to
-    stderr as one message; the status is the error's.
+    """Print notes, and last one JSON line: path, tokens and vocabulary of a text, or the fields of `PreparedImages`.
+    Errors go to stderr as one message; returns the error's exit status.
     """
     parser = argparse.ArgumentParser(
         prog="python -m testbed.workloads.prepare",
@@ -209,9 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--text", help="'bundled', the path of a text or .parquet file, or hub:NAME:CONFIGURATION")
     source.add_argument("--images", help="hub:NAME or hub:NAME:CONFIGURATION")
     parser.add_argument(
-        "--model", help="of a text, whose tokenizer: a named size, or a checkpoint's folder or cached id"
+        "--model", help="for a text, the model with the tokenizer: a named size, or a checkpoint's folder or cached id"
     )
-    parser.add_argument("--cache", type=Path, default=None, help="folder to keep it in; default: that of testbed")
+    parser.add_argument("--cache", type=Path, default=None, help="cache folder; default: that of testbed")
     asked = parser.parse_args(arguments)
     if asked.text and not asked.model:
         parser.error("--text needs --model")
@@ -219,11 +224,15 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HOME", os.fspath(texts.hub_home()))
     cache = asked.cache or paths.cache_folder()
 
+    def say(message: str) -> None:
+        sys.stdout.write(f"{message}\n")
+
     def prepare() -> None:
         if asked.text and texts.hub_set(asked.text, "text") is None:
-            # a local file is all that is read; without this, libraries ask the network about it
+            # only local files are read; without this, libraries access the network
             os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        made = prepare_images(asked.images, cache) if asked.images else prepare_tokens(asked.text, asked.model, cache)
+        text = (asked.text, asked.model, cache, say)
+        made = prepare_images(asked.images, cache) if asked.images else prepare_tokens(*text)
         sys.stdout.write(json.dumps(made._asdict(), default=lambda path: os.fspath(path.resolve())) + "\n")
 
     return status_of(prepare)

@@ -1,8 +1,8 @@
-"""How examples are divided among workers that each train on their own, and into batches. No torch.
+"""Division of examples among workers that train separately, and into batches. No torch.
 
-A shard is the examples of one worker. Sizes follow data shares; classes are mixed alike, or skewed: each worker's mix
-is drawn from a Dirichlet distribution, the usual model of label skew (Hsu, Qi and Brown, arXiv 1909.06335). Everything
-depends on the seed and nothing else.
+A shard is one worker's examples. Sizes follow data shares; classes are mixed equally, or skewed: each worker's mix is
+drawn from a Dirichlet distribution, the usual model of label skew (Hsu, Qi and Brown, arXiv 1909.06335). Everything
+depends only on the seed.
 """
 
 from __future__ import annotations
@@ -22,33 +22,31 @@ Indices = npt.NDArray[np.int64]
 
 
 def uniform(count: int, purpose: str) -> npt.NDArray[np.float64]:
-    """Return `count` numbers inside (0, 1) that depend on nothing but `purpose`."""
+    """Return `count` numbers in (0, 1) that depend only on `purpose`."""
     raw = np.random.Philox(key=keyed.key(purpose)).random_raw(count)
     return (np.asarray(raw >> np.uint64(11), np.float64) + 0.5) * 2.0**-53
 
 
 def data_shares(workers: int, skew: float) -> tuple[float, ...]:
-    """Return shares that add up to 1, each the same factor below the one before, the first `skew` times the last.
+    """Return geometrically decreasing shares with the sum 1, the first `skew` times the last.
 
     SpecError for no workers, or a skew below 1.
     """
     if workers < 1 or skew < 1:
         raise SpecError(
-            f"{workers} workers with a skew of {skew:g}: there is at least one worker, and skew is at least 1"
+            f"{workers} workers with a skew of {skew:g}: need at least one worker, and a skew of at least 1"
         )
     shares = np.geomspace(skew, 1.0, workers)
     return tuple((shares / shares.sum()).tolist())
 
 
 def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Divide `total` in proportion to the shares, at least 1 to each: by largest remainders, of equal ones the first.
+    """Divide `total` in proportion to the shares, at least 1 each, by largest remainders; the first wins ties.
 
-    SpecError where there is less than 1 for each, or a share is not positive.
+    SpecError if `total` is less than 1 each, or a share is not positive.
     """
     if total < len(shares) or not shares or min(shares) <= 0:
-        raise SpecError(
-            f"{total} cannot be divided by the shares {list(shares)}: each gets at least 1, for a share above 0"
-        )
+        raise SpecError(f"cannot divide {total} by shares {list(shares)}: each must be positive and get at least 1")
     exact = [(total - len(shares)) * share / sum(shares) for share in shares]
     parts = [int(part) for part in exact]
     rest = total - len(shares) - sum(parts)
@@ -59,11 +57,11 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 def class_mixes(workers: int, classes: int, alpha: float, seed: int) -> npt.NDArray[np.float64]:
     """Draw each worker's shares of the classes, (workers, classes), from a Dirichlet distribution of `alpha` for every
-    class: small alpha, few classes each. SpecError unless alpha is above 0.
+    class: a small alpha means few classes each. SpecError unless alpha is above 0.
     """
     if not alpha > 0:
-        raise SpecError(f"a Dirichlet distribution of alpha {alpha:g}: alpha is above 0; none: classes are mixed alike")
-    from scipy.special import gammaincinv  # which workers that learn a text need not load
+        raise SpecError(f"alpha is {alpha:g}; it must be above 0, or unset to mix classes equally")
+    from scipy.special import gammaincinv  # imported here: workers with texts do not need it
 
     gammas = gammaincinv(alpha, uniform(workers * classes, f"class mixes {seed}")).reshape(workers, classes)
     gammas = np.maximum(gammas, np.finfo(np.float64).tiny)
@@ -71,12 +69,12 @@ def class_mixes(workers: int, classes: int, alpha: float, seed: int) -> npt.NDAr
 
 
 def divide(labels: Indices, shares: Sequence[float], *, alpha: float | None, seed: int) -> tuple[Indices, ...]:
-    """Divide examples, named by their places in `labels`, among as many workers as there are shares; each shard
-    ascends, and together they are all examples.
+    """Divide examples, as indices into `labels`, among one worker per share; each shard is ascending, and together they
+    have all examples.
 
-    `alpha` None: classes are mixed alike, as chance has it. Otherwise workers take turns, as often as their shares say,
-    each drawing a class from its mix among those that are left; so sizes are exact, and the last examples go where
-    there is room. SpecError as `apportion` and `class_mixes` raise it.
+    `alpha` None: classes are mixed randomly. Otherwise workers take turns in proportion to their shares, each drawing
+    from its mix a class that is still available; sizes are exact, and the last examples go wherever there is room.
+    Raises SpecError like `apportion` and `class_mixes`.
     """
     sizes = apportion(len(labels), shares)
     if alpha is None:
@@ -97,17 +95,19 @@ def divide(labels: Indices, shares: Sequence[float], *, alpha: float | None, see
 
 
 class ShardBatches:
-    """The batches of one worker: its shard in another order each epoch, one epoch after another without a gap."""
+    """The batches of one worker: its shard in a new order each epoch, epochs following without a gap."""
 
     def __init__(self, shard: Indices, batch_size: int, *, seed: int, worker: int) -> None:
         """SpecError for an empty shard or batch."""
         if not len(shard) or batch_size < 1:
-            raise SpecError(f"worker {worker} has {len(shard)} examples in batches of {batch_size}: each is at least 1")
+            raise SpecError(
+                f"worker {worker}: {len(shard)} examples in batches of {batch_size}; both must be at least 1"
+            )
         self._shard, self._size, self._purpose = shard, batch_size, f"shard order {seed} {worker}"
         self._orders: dict[int, Indices] = {}
 
     def batch(self, step: int) -> Indices:
-        """Return the examples of a step, (batch_size,): any step at any time, always the same."""
+        """Return the examples of a step, (batch_size,): random access, always the same."""
         epochs, places = np.divmod(np.arange(step * self._size, (step + 1) * self._size), len(self._shard))
         wanted = range(int(epochs[0]), int(epochs[-1]) + 1)
         self._orders = {epoch: self._orders[epoch] if epoch in self._orders else self._order(epoch) for epoch in wanted}

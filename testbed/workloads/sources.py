@@ -1,7 +1,6 @@
-"""Get what a workload learns from: a bundled text, a file, or a data set of the Hugging Face hub, fetched once.
+"""Get a workload's data: a bundled text, a file, or a data set of the Hugging Face hub, fetched once.
 
-A .parquet file's column "text" is the text, a line a row; a data set's split "train" is kept as such a file in our
-cache.
+A .parquet file's column "text" is the text, one line per row; a data set's split "train" is cached as such a file.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import codecs
 import lzma
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +21,15 @@ from testbed.workloads.texts import HubSet, Use
 ASSETS = Path(__file__).parent / "assets"
 _BLOCK = 1 << 20
 _ANSWER_S = 10.0
-"""How long the hub has to answer at all; libraries try again and again, for minutes."""
+"""Timeout for the hub's first response; libraries retry for minutes."""
 _INSTEAD: dict[Use, str] = {"text": "the path of a .parquet or text file", "images": f"{texts.DIGITS!r}"}
-"""What needs no hub."""
+"""Alternatives that need no hub."""
 
 
 def text_file(text: str, cache: Path) -> Path:
-    """Return the file that holds a text. A data set of the hub is fetched if it is not below `cache`. SpecError."""
+    """Return the file that holds a text. A data set of the hub is fetched if it is not below `cache`. SpecError if
+    unavailable.
+    """
     texts.check_text_name(text)
     if hub := texts.hub_set(text, "text"):
         path = cache / "texts" / f"{hub.file_name}.parquet"
@@ -40,9 +40,7 @@ def text_file(text: str, cache: Path) -> Path:
 
 
 def write_plain_text(path: Path, target: Path) -> None:
-    """Write a text as plain UTF-8 to `target`: unpacked, a line a row, or as it is. SpecError when that is not what it
-    holds.
-    """
+    """Write a text as plain UTF-8 to `target`: unpacked, one line per row, or unchanged. SpecError otherwise."""
     done = 0
     decoder = codecs.getincrementaldecoder("utf8")()
     with target.open("wb") as copy:
@@ -54,27 +52,25 @@ def write_plain_text(path: Path, target: Path) -> None:
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
             raise SpecError(
-                f"text {path} is not UTF-8: {error.reason} within the {_BLOCK} bytes after byte {done}; "
-                "convert it first"
+                f"text {path} is not UTF-8: {error.reason} within the {_BLOCK} bytes after byte {done}; convert it to "
+                "UTF-8"
             ) from None
         except (lzma.LZMAError, EOFError) as error:
-            raise SpecError(f"text {path} is not a whole .xz file: {error}") from None
+            raise SpecError(f"text {path} is not a complete .xz file: {error}") from None
     if done == 0:
         raise SpecError(f"text {path} is empty")
 
 
 @contextmanager
 def making(folder: Path) -> Iterator[Path]:
-    """Give a scratch folder inside one of our cache, which is made where it is not there yet. SpecError where it cannot
-    be.
-    """
-    results.make_folder(folder, "set XDG_CACHE_HOME to a folder of yours")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
-        yield Path(scratch)
+    """Make a scratch folder inside a cache folder, which is created if missing. SpecError where that fails."""
+    results.make_folder(folder, "set XDG_CACHE_HOME to a folder that you can write to")
+    with paths.scratch_folder(".making-", folder) as scratch:
+        yield scratch
 
 
 def place(draft: Path, path: Path) -> None:
-    """Move a finished file to where stage hosts, which may be another user, read it."""
+    """Move a finished file to where stage hosts, possibly of another user, can read it."""
     draft.chmod(0o644)
     paths.give_to_user(draft)
     draft.replace(path)
@@ -103,7 +99,7 @@ def _rows(path: Path) -> Iterator[bytes]:
                     line = row.as_py()
                     yield (line if line.endswith("\n") else line + "\n").encode()
     except (pyarrow.ArrowException, OSError) as error:
-        raise SpecError(f"text {path} is not a whole .parquet file: {error}") from None
+        raise SpecError(f"text {path} is not a complete .parquet file: {error}") from None
 
 
 # ------------------------------------------------------------------ the hub
@@ -120,29 +116,29 @@ def _fetch_text(hub: HubSet, path: Path) -> None:
 
 
 def load_hub_set(hub: HubSet, use: Use, split: str | None = None) -> Any:
-    """Load a split of a data set, a `datasets.Dataset`, or all of them by name; fetched where `datasets` has not cached
-    it. SpecError for one that cannot be had.
+    """Load a split of a data set, a `datasets.Dataset`, or all of them by name; fetched unless `datasets` has cached
+    it. SpecError for an unavailable one.
     """
     unreachable = _unreachable(hub, use)
     import datasets
 
-    datasets.config.HF_HUB_OFFLINE = unreachable is not None  # then it looks into its cache, and asks nobody
+    datasets.config.HF_HUB_OFFLINE = unreachable is not None  # offline: use the cache only
     cache = os.environ.get("HF_DATASETS_CACHE") or os.fspath(texts.hub_home() / "datasets")
     try:
         return datasets.load_dataset(hub.name, hub.configuration, split=split, cache_dir=cache)
-    except Exception as error:  # of many libraries; what is not there and what is broken look alike
+    except Exception as error:  # from many libraries; missing and broken data look alike
         if unreachable is None:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise SpecError(f"workload.{use}: cannot load data set {hub} from the hub: {reason}") from None
         raise SpecError(
-            f"workload.{use}: data set {hub} is not in {cache}, and the hub is out of reach ({unreachable}). Either "
-            f"run this once with the hub in reach and without HF_HUB_OFFLINE; or copy that folder from a machine where "
-            f"load_dataset({', '.join(repr(part) for part in hub if part)}) has run; or give {_INSTEAD[use]}"
+            f"workload.{use}: data set {hub} is not in {cache}, and the hub is unreachable ({unreachable}). Run this "
+            "once with access to the hub and without HF_HUB_OFFLINE; or copy that folder from a machine that has run "
+            f"load_dataset({', '.join(repr(part) for part in hub if part)}); or use {_INSTEAD[use]}"
         ) from None
 
 
 def _unreachable(hub: HubSet, use: Use) -> str | None:
-    """Say why the hub cannot be asked for a data set, or None. SpecError when it says that there is no such thing."""
+    """Return why the hub is unreachable, or None. SpecError when it reports that the data set does not exist."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -152,9 +148,7 @@ def _unreachable(hub: HubSet, use: Use) -> str | None:
     try:
         api.dataset_info(hub.name, timeout=_ANSWER_S)
     except (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.HFValidationError) as error:
-        raise SpecError(
-            f"workload.{use}: the hub does not give us data set {hub}: {' '.join(str(error).split())}"
-        ) from None
-    except Exception as error:  # whatever else happens on the way
+        raise SpecError(f"workload.{use}: the hub refuses data set {hub}: {' '.join(str(error).split())}") from None
+    except Exception as error:  # any other failure
         return f"{api.endpoint}: {type(error).__name__}: {error}"
     return None

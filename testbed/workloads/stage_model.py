@@ -1,8 +1,8 @@
-"""A causal language model cut into stages: what is the same for every family. Each family's module fills in the rest.
+"""A causal language model split into stages: the part common to all families. Each family's module adds the rest.
 
-Chained with plain tensors, the stages do the same operations in the same order as transformers' whole model, bit for
-bit, whatever the number of stages, in fp32 and in bf16, with and without dropout. Input and output embeddings are not
-tied: tied ones would lie in the first and the last stage, and their gradients would have to be exchanged at every step.
+Chained with plain tensors, the stages are bit-identical to transformers' whole model for any number of stages, in fp32
+and bf16, with and without dropout. Input and output embeddings are not tied: tied ones would be in both the first and
+the last stage, which would have to exchange their gradients at every step.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from testbed.workloads import models
 from testbed.workloads.models import ModelSize
 
 EMBEDDING = "embedding"
-"""Stands for the layer's number where the embedding's dropout is drawn."""
+"""Stands for the layer's number in the key of the embedding's dropout."""
 
 
 def dropout_key(seed: int, step: int, microbatch: int, layer: int | str) -> int:
-    """Return what torch's generator is seeded with before that layer. Its Mersenne Twister takes only 32 bits."""
+    """Return the seed of torch's generator before that layer. Its Mersenne Twister takes only 32 bits."""
     return keyed.key(f"dropout {seed} {step} {microbatch} {layer}", size_bytes=4)
 
 
 class Submodule(NamedTuple):
-    """A module of a stage, and where it hangs: what a codec that changes the model takes and puts back."""
+    """A module of a stage with its location, for codecs that replace modules."""
 
     owner: nn.Module
     name: str
 
     @property
     def module(self) -> nn.Module:
-        """The module that is there now."""
+        """The current module."""
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
 
     def replace(self, module: nn.Module) -> None:
@@ -45,33 +45,33 @@ class Submodule(NamedTuple):
 
 
 class StageModel(nn.Module, ABC):
-    """One stage's share of a model. Its parameters bear the names that they have in transformers' whole model.
+    """One stage's share of a model. Its parameters have the names of transformers' whole model.
 
-    The first stage has the embeddings, the last the final norm and the output layer; one stage alone has all.
+    The first stage has the embeddings, the last the final norm and the output layer; a single stage has all.
     """
 
     whole_class: ClassVar[Any]
     """transformers' class of the whole model."""
     table_names: ClassVar[tuple[str, ...]]
-    """What it calls the embeddings: of tokens, and of positions where they are learned."""
+    """Its names of the embeddings: of tokens, and of positions where they are learned."""
     first_names: ClassVar[tuple[str, ...]] = ()
-    """What else belongs to the first stage."""
+    """Other modules of the first stage."""
     layers_name: ClassVar[str]
     norm_name: ClassVar[str]
-    """The norm before the output layer."""
+    """Name of the norm before the output layer."""
     dropout_names: ClassVar[tuple[str, ...]]
-    """What its configuration calls the shares that are dropped."""
+    """Its configuration's names of dropout rates."""
 
     def __init__(self, whole: Any, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
-        """Take `layers` out of the `whole` model of that `size`, and what belongs to the first and the last stage.
-        `spec` says dropout and precision, `seed` keys the dropout.
+        """Take `layers` from the `whole` model of that `size`, plus the modules of the first and the last stage. `spec`
+        has dropout and precision, `seed` keys the dropout.
         """
         super().__init__()
         self.first, self.last, self.layers = layers.start == 0, layers.stop == size.layers, layers
         self.width, self.context, self.vocabulary = size.width, size.context, size.vocabulary
         self.learned_positions = models.family(size.family).learned_positions
         self.kept: dict[str, Any] = {}
-        """What codecs that change the model keep with this stage, so that its two boundaries find the same."""
+        """State that codecs in the model share between this stage's two boundaries."""
         self._dropout, self._bf16, self._seed = spec.dropout, spec.precision == "bf16", seed
         self._drawn_for: tuple[int, int] | None = None
         source = whole.base_model
@@ -87,13 +87,13 @@ class StageModel(nn.Module, ABC):
 
     @property
     def parts(self) -> Any:
-        """All but the output layer, by transformers' names."""
+        """All modules except the output layer, by transformers' names."""
         return getattr(self, self.whole_class.base_model_prefix)
 
     @classmethod
     def config_options(cls, dropout: float) -> dict[str, Any]:
-        """Return what a workload decides about a configuration, a checkpoint's too."""
-        # sdpa on one thread gives the same bits every time, forward and backward.
+        """Return the configuration options that a workload sets, even for a checkpoint."""
+        # sdpa on one thread is deterministic, forward and backward.
         options = {"use_cache": False, "attn_implementation": "sdpa", "tie_word_embeddings": False}
         return {**dict.fromkeys(cls.dropout_names, dropout), **options}
 
@@ -121,8 +121,8 @@ class StageModel(nn.Module, ABC):
         return logits
 
     def tables(self) -> tuple[Submodule, ...]:
-        """Return the embeddings whose rows add up to the first hidden states: of tokens, and of positions where they
-        are learned.
+        """Return the embeddings whose rows sum to the first hidden states: of tokens, and of positions where they are
+        learned.
 
         Empty except at the first stage.
         """
@@ -130,15 +130,16 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def writers(self) -> tuple[Submodule, ...]:
-        """Return the linear layers whose outputs are added to the hidden states, in order: nothing else changes those.
+        """Return the linear layers whose outputs are added to the hidden states, in order; nothing else changes these.
 
         Each is a torch Linear, or a transformers Conv1D, whose weight is the transpose.
         """
 
     def draw(self, step: int, microbatch: int) -> None:
-        """Say what the next forward passes are for: dropout is the same whenever seed, step, micro-batch and layer are.
+        """Set the step and micro-batch of the next forward passes: dropout depends only on seed, step, micro-batch and
+        layer.
 
-        So neither the cut nor the order of micro-batches changes it, nor that activations are computed again.
+        It is independent of the cut, the order of micro-batches, and recomputation.
         """
         self._drawn_for = (step, microbatch)
 
@@ -146,7 +147,7 @@ class StageModel(nn.Module, ABC):
         """Compute hidden states fp32 from token ids (b, n) int64 at the first stage, or from hidden states (b, n, d)
         fp32.
 
-        The last stage returns logits (b, n, v). torch's global generator is left as it was.
+        The last stage returns logits (b, n, v). torch's global generator is unchanged.
         """
         drawn = self.training and self._dropout > 0
         with self._autocast(), torch.random.fork_rng(devices=[], enabled=drawn):
@@ -160,7 +161,7 @@ class StageModel(nn.Module, ABC):
             return self.head(hidden) if self.last else hidden.float()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats over the b * n tokens, a scalar: what the whole model computes from
+        """Return the mean cross-entropy in nats over the b * n tokens, a scalar, equal to the whole model's loss from
         shifted labels.
         """
         with self._autocast():
@@ -171,5 +172,5 @@ class StageModel(nn.Module, ABC):
 
     def _key(self, layer: int | str, drawn: bool) -> None:
         if drawn:
-            assert self._drawn_for is not None, "draw() says what a forward pass with dropout is for"
+            assert self._drawn_for is not None, "call draw() before a forward pass with dropout"
             torch.default_generator.manual_seed(dropout_key(self._seed, *self._drawn_for, layer))

@@ -1,7 +1,7 @@
-"""Name what a workload learns from: a text, which is a bundled one, a file's path, or a data set of the Hugging Face
-hub; or images, which are digits or a data set of the hub.
+"""Names of a workload's data: a text, which is a bundled one, a file's path, or a data set of the Hugging Face hub; or
+images, which are digits or a data set of the hub.
 
-`sources` gets it.
+`sources` fetches it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from testbed import paths
 from testbed.errors import SpecError
 
 BUNDLED = {"bundled": "sotu_half.txt.xz", "moby-dick": "moby_dick.txt.xz"}
-"""Texts that come with the package, and their files among the assets: what models are trained on, and another one, to
-fine-tune them on."""
+"""Bundled texts and their files among the assets: one for training models, and another for fine-tuning."""
 DIGITS = "digits"
-"""The images that come with scikit-learn."""
+"""Name of scikit-learn's digits."""
 Use: TypeAlias = Literal["text", "images"]
-"""What a data set is wanted for: the key of the workload that names it."""
+"""Use of a data set: the workload's key that names it."""
 _EXAMPLES: dict[Use, str] = {"text": "hub:Salesforce/wikitext:wikitext-2-raw-v1", "images": "hub:ylecun/cifar10"}
 _HUB_SET = re.compile(r"hub:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?")
 
@@ -36,44 +35,42 @@ class HubSet(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """What files made of it are called, without a suffix."""
+        """Name of files made from it, without a suffix."""
         return "--".join(part.replace("/", "--") for part in self if part)
 
 
 def hub_set(name: str, use: Use) -> HubSet | None:
-    """Read what 'hub:NAME' or 'hub:NAME:CONFIGURATION' means; None for another text or other images. SpecError for a
-    name that cannot be one.
+    """Parse 'hub:NAME' or 'hub:NAME:CONFIGURATION'; None for another text or other images. SpecError for an invalid
+    name.
     """
     if not name.startswith("hub:"):
         return None
     if match := _HUB_SET.fullmatch(name):
         return HubSet(match[1], match[2])
     raise SpecError(
-        f"workload.{use} is {name!r}; a data set of the hub is 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example "
-        f"{_EXAMPLES[use]!r}"
+        f"workload.{use} is {name!r}; write a data set of the hub as 'hub:NAME' or 'hub:NAME:CONFIGURATION', for "
+        f"example {_EXAMPLES[use]!r}"
     )
 
 
 def check_text_name(text: str) -> None:
-    """Check a text's name as far as that needs no network. SpecError."""
+    """Check a text's name, without network access. SpecError if invalid."""
     if hub_set(text, "text") is None and text not in BUNDLED and not Path(text).is_file():
         raise SpecError(
-            f"workload.text: there is no file {text!r}; give the path of a text or .parquet file, "
+            f"workload.text: there is no file {text!r}; use the path of a text or .parquet file, "
             f"{' or '.join(map(repr, BUNDLED))}, or a data set of the hub, 'hub:NAME:CONFIGURATION'"
         )
 
 
 def check_images_name(images: str) -> None:
-    """Check the name of images as far as that needs no network. SpecError."""
+    """Check the name of images, without network access. SpecError if invalid."""
     if hub_set(images, "images") is None and images != DIGITS:
         raise SpecError(
-            f"workload.images: there are no images {images!r}; give {DIGITS!r}, which come with scikit-learn, or a "
-            f"data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example {_EXAMPLES['images']!r}"
+            f"workload.images: unknown images {images!r}; use {DIGITS!r}, which come with scikit-learn, or a data set "
+            f"of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example {_EXAMPLES['images']!r}"
         )
 
 
 def hub_home() -> Path:
-    """Return where huggingface_hub and datasets keep what they have downloaded; under sudo that of the person behind
-    it.
-    """
+    """Return the cache folder of huggingface_hub and datasets; under sudo that of the invoking user."""
     return Path(os.environ.get("HF_HOME") or paths.user_cache() / "huggingface")

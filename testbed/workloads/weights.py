@@ -1,6 +1,4 @@
-"""Read from a checkpoint the weights of one stage, and no others: .safetensors or torch's .bin files, whole or in
-shards.
-"""
+"""Read only one stage's weights from a checkpoint: .safetensors or torch's .bin files, whole or in shards."""
 
 from __future__ import annotations
 
@@ -21,10 +19,9 @@ _Read = Callable[[str], Tensor]
 
 
 def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
-    """Read the tensors of `wanted`, fp32, in memory of their own; each may lie in the files under any of the names
-    given for it.
+    """Read the tensors of `wanted` as fp32 copies; each may have any of its given names in the files.
 
-    SpecError when there are no such files, one cannot be read, or a tensor is in none of them or of integers.
+    SpecError for missing or unreadable files, and for a tensor that is missing or of integers.
     """
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
@@ -44,23 +41,23 @@ def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str,
         ) as error:
             raise SpecError(f"cannot load a checkpoint from {path}: {type(error).__name__}: {error}") from None
     if missing := [name for name in wanted if name not in tensors]:
-        raise SpecError(f"the checkpoint in {folder} lacks {len(missing)} weights, the first is {missing[0]}")
+        raise SpecError(f"the checkpoint in {folder} lacks {len(missing)} weights, starting with {missing[0]}")
     return tensors
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Collection[str], _Read]]:
-    """Open a file: gives the names of its tensors, and what reads one; the rest of the file stays on disk."""
+    """Open a file; returns the names of its tensors and a reader of single tensors, which leaves the rest on disk."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt", device="cpu") as file:
             yield set(file.keys()), file.get_tensor
     else:
-        # files of torch before 1.6 are no archives and cannot be mapped
+        # files from torch before 1.6 are not archives and cannot be mapped
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         yield content.keys(), content.__getitem__
 
 
 def _full_precision(tensor: Tensor, where: str) -> Tensor:
     if not tensor.is_floating_point():
-        raise SpecError(f"{where} is of {tensor.dtype}; quantised checkpoints cannot be trained, use the original")
+        raise SpecError(f"{where} is of {tensor.dtype}; quantised checkpoints cannot be trained, so use the original")
     return tensor.to(torch.float32, copy=True)

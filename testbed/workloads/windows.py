@@ -1,8 +1,8 @@
-"""How a text of tokens is cut into sequences, which of them are for validation, and in which order they come. No torch.
+"""Division of a text's tokens into sequences, with a validation split and an order. No torch.
 
-The text falls into stretches of 4,096 tokens; every 20th, beginning with the first, is for validation, whatever seed
-and sequence length are. A window is n inputs and, one token later, n targets; windows begin n tokens apart and never
-leave their stretch, so no token is learned that is validated on.
+The text consists of stretches of 4,096 tokens; every 20th, starting with the first, is for validation, for every seed
+and sequence length. A window is n inputs and, shifted by one token, n targets; windows start n tokens apart and never
+leave their stretch, so no validation token is trained on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Starts = npt.NDArray[np.int64]
 
 
 class Windows(NamedTuple):
-    """Where each window begins, in tokens from the text's start, ascending."""
+    """Start of each window, in tokens from the text's start, ascending."""
 
     train: Starts
     validation: Starts
@@ -33,9 +33,7 @@ def cut_windows(tokens: int, sequence_length: int) -> Windows:
     """Cut a text of `tokens` tokens into windows. SpecError when a stretch cannot hold one."""
     fits = (STRETCH_TOKENS - 1) // sequence_length
     if fits == 0:
-        raise SpecError(
-            f"workload.sequence_length is {sequence_length}; at most {STRETCH_TOKENS - 1} can be cut from a text"
-        )
+        raise SpecError(f"workload.sequence_length is {sequence_length}; set at most {STRETCH_TOKENS - 1}")
     stretches = np.arange(0, tokens, STRETCH_TOKENS, dtype=np.int64)
     starts = stretches[:, None] + np.arange(fits, dtype=np.int64) * sequence_length
     whole = starts + sequence_length + 1 <= tokens
@@ -44,31 +42,30 @@ def cut_windows(tokens: int, sequence_length: int) -> Windows:
 
 
 def shuffled(count: int, purpose: str) -> npt.NDArray[np.int64]:
-    """Return a permutation of 0..count-1 that depends on nothing but `purpose`: the order of Philox numbers keyed by
-    its hash.
+    """Return a permutation of 0..count-1 that depends only on `purpose`: the order of Philox numbers keyed by its hash.
 
-    numpy promises this raw stream for good (NEP 19), not what `Generator.permutation` makes of it.
+    numpy guarantees this raw stream (NEP 19), but not `Generator.permutation`.
     """
     return np.argsort(np.asarray(np.random.Philox(key=keyed.key(purpose)).random_raw(count)), kind="stable")
 
 
 def choose_training_windows(train: Starts, count: int) -> Starts:
-    """Choose `count` of the training windows, from all over the text; the same whatever the seed, and all of them among
-    more.
+    """Choose `count` training windows from all over the text, independent of the seed; a larger count includes all of a
+    smaller one.
     """
     return np.sort(train[shuffled(len(train), "training sequences")[:count]])
 
 
 def check_text_for(spec: TextSpec, tokens: int) -> None:
-    """Raise SpecError when a text of `tokens` tokens does not hold a training batch of a workload, or the sequences and
-    batches that it asks for.
+    """Raise SpecError when a text of `tokens` tokens is too short for a training batch of a workload, or for its
+    numbers of sequences and batches.
     """
     windows, batch = cut_windows(tokens, spec.sequence_length), spec.batch_size
     wanted = {"training": max(batch, spec.training_sequences or 0), "validation": batch * spec.validation_batches}
     for (name, need), starts in zip(wanted.items(), windows, strict=True):
         if len(starts) < need:
             raise SpecError(
-                f"a text of {tokens} tokens has {len(starts)} {name} sequences of {spec.sequence_length}, and {need} "
-                "are needed; use a longer text, or a smaller sequence_length, batch_size, training_sequences or "
+                f"a text of {tokens} tokens has {len(starts)} {name} sequences of {spec.sequence_length}, but needs "
+                f"{need}; use a longer text, or a smaller sequence_length, batch_size, training_sequences or "
                 "validation_batches"
             )

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from testbed.play.trace import RECEIVE, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.trace.format import RECEIVE, SIGNAL, WAIT, WORK, Lane, Trace
 
 Record = dict[str, Any]
 """Of one entry, JSON's values by name. The name `info` is for readers, and is not compared; times in ns that may differ

@@ -13,12 +13,8 @@ from testbed.diffusion import experts, programs
 from testbed.jobs.sampling import sent_parts
 from testbed.jobs.schedule import actions
 from testbed.metrics.links import Pipes
-from testbed.play import pipelines, replicas, synthetic
-from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
-from testbed.play.hybrid import resolve_hybrid
-from testbed.play.replicas import node_times
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, Lane, Trace
-from testbed.play.unlinked import ideal_steps_ns
+from testbed.predict.data_parallel_shapes import DataParallelShape, resolve_data_parallel
+from testbed.predict.hybrid_shapes import resolve_hybrid
 from testbed.profiles import load_profile
 from testbed.records import (
     FRAME_HEADER_BYTES,
@@ -31,6 +27,8 @@ from testbed.records import (
     StepRecord,
     WorkerMaths,
 )
+from testbed.replay import pipelines
+from testbed.replay.workers import node_times, stated_job
 from testbed.spec import (
     Calibrated,
     Cell,
@@ -43,6 +41,9 @@ from testbed.spec import (
     StreamingSpec,
     TrainingSpec,
 )
+from testbed.trace import synthetic
+from testbed.trace.format import RECEIVE, SEND, SIGNAL, WAIT, Lane, Trace
+from testbed.trace.simulate import ideal_steps_ns
 from tests.battery.entries import drawn
 from tests.specs import text_spec
 
@@ -256,7 +257,7 @@ def data_parallel(
             for n in range(parts)
         ),
     )
-    whole = replicas.stated_job(cell, end, frames, applied, node_times(cell, costs)).trace()
+    whole = stated_job(cell, end, frames, applied, node_times(cell, costs)).trace()
     return window(whole, range(first, end))
 
 

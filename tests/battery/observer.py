@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.wrap import capability
-from testbed.pipeline import stages  # noqa: F401 - what builds models is loaded before it is watched
-from testbed.workloads import build, images
+from testbed.training import stages  # noqa: F401 - what builds models is loaded before it is watched
+from testbed.workloads import build_stage, images
 from tests.battery.entries import Record, digest
 
 
@@ -115,7 +115,7 @@ def watching() -> Iterator[list[nn.Module]]:
 
         return building
 
-    stand_ins = {original: watched(original) for original in (build.build_stage, images.build_network)}
+    stand_ins = {original: watched(original) for original in (build_stage.build_stage, images.build_network)}
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if name.startswith("testbed.") else ():
             for original, stand_in in stand_ins.items():

@@ -22,9 +22,7 @@ from testbed.errors import TestbedError, UserError
 from testbed.jobs.decision import Decision
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop
-from testbed.pipeline import alone
-from testbed.replicas import arrivals, events, federated, learners, stacked, stacked_text
-from testbed.replicas.training import ReplicasTraining
+from testbed.nodes import arrivals, learners
 from testbed.spec import (
     DataParallelSpec,
     ImagesSpec,
@@ -34,6 +32,9 @@ from testbed.spec import (
     TextSpec,
     TrainingSpec,
 )
+from testbed.studies import asynchronous_rounds, federated, stacked, stacked_text
+from testbed.training import alone
+from testbed.training.workers import ReplicasTraining
 from testbed.workloads import models
 from tests.battery.entries import Record, digest
 from tests.battery.folders import numbers_of, steps_of
@@ -270,13 +271,13 @@ def _asynchronous(asked: Table) -> Record:
     server = arrivals.Server(told, made[0], [recipe.codec] * 3)
     steps: list[Any] = []
 
-    def watch(step: events.ServerStep) -> bool:
+    def watch(step: asynchronous_rounds.ServerStep) -> bool:
         steps.append((step.at_ns, step.applied.used, step.applied.refused, step.received_bytes, step.answered_bytes))
         return len(steps) < 20
 
-    links = events.Formula(lambda sender, receiver, size, now_ns: now_ns + 10 + (size >> 10))
+    links = asynchronous_rounds.Formula(lambda sender, receiver, size, now_ns: now_ns + 10 + (size >> 10))
     local_ns = asked.get("pace_ns", (1000, 2000, 5000))
-    events.run_rounds(told.job(), server, workers, links, watch, local_ns=local_ns)
+    asynchronous_rounds.run_rounds(told.job(), server, workers, links, watch, local_ns=local_ns)
     refused = sum(len(step[2]) for step in steps)
     return {"steps": digest(steps), "evaluated": list(made[0].evaluate()), "refused": refused}
 

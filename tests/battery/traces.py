@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from testbed.play.trace import Trace
+from testbed.trace.format import Trace
 from tests.battery import makers
 from tests.battery.entries import Record, trace_record
 

@@ -1,17 +1,17 @@
-"""The kit's server of forks: one for all tests here, which ends with their process."""
+"""The kit's two processes: one pair for all tests here."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
 import pytest
 
-from testbed.codecs.check.apart import elsewhere
-from testbed.codecs.check.exchange import converse
+from testbed.codecs.catalogue.table import CODECS
+from testbed.codecs.check.apart import Ends
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _server_of_forks() -> None:
-    """Started here, so that no single test seems to have left it behind."""
-    assert elsewhere(converse, "fp32", "forward", 1, seconds=60)
-    assert elsewhere(os.getpid, seconds=60) != os.getpid()
+@pytest.fixture(scope="session")
+def ends() -> Iterator[Ends]:
+    """Two processes that have imported all codecs of the table, and strangers'."""
+    with Ends(["strangers:Good", "cheats:Exits", *(row.example_text for row in CODECS.values())], warm=False) as ends:
+        yield ends

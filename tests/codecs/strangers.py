@@ -406,12 +406,47 @@ class BoundTooTight(Good):
         return tensor.float().abs() * 2.0**-10
 
 
+class GoesByItsProcess(Good):
+    """Adds what its process makes of a text's hash."""
+
+    law = "none"
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(tensor + hash("a text") % 1000, key)
+
+
+class GoesByThreads(Good):
+    """Sums in as many parts as there are threads."""
+
+    law = "none"
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(tensor + torch.get_num_threads(), key)
+
+
+class StopsAboveAMillion(Good):
+    """Counts its values with 20 bits."""
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        if tensor.numel() >= 2**20:
+            raise OverflowError("too many values")
+        return super().encode(tensor, key)
+
+
+class KeepsWhatItSends(Good):
+    """Every tensor, for ever."""
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        self.__dict__.setdefault("kept", []).append(tensor.clone())
+        return super().encode(tensor, key)
+
+
 class IsSlow(Good):
     """Does its sums many times over."""
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         if tensor.numel() > 100_000:
-            for _ in range(60):
+            for _ in range(300):
                 tensor.float().exp()
         return super().encode(tensor, key)
 
@@ -516,6 +551,19 @@ class Learned(Part):
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
         return self.layer(coded)  # type: ignore[no-any-return]
+
+
+class Unsaved(Learned):
+    """Says that nothing outlives a step, and learns."""
+
+    keeps = ()
+
+
+class SavesTooLittle(Narrow):
+    """Says that nothing outlives a step, as does its part, which learns."""
+
+    keeps = ()
+    part = Unsaved
 
 
 class Forgetful(Part):

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from testbed.codecs.bench import measure, peers
-from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
+from testbed.codecs.bench.measurements import BENCHED, CodecBenchmark, CodecCost
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.wire.header import header_bytes

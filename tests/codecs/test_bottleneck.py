@@ -16,7 +16,7 @@ from testbed.codecs.in_model.mapl import MaplHook
 from testbed.codecs.in_model.model_codec import Carrying
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
-from testbed.pipeline.wiring import largest_payload
+from testbed.runtime.wiring import largest_payload
 
 FORWARD, BACKWARD = Context(3, 1, "forward"), Context(3, 1, "backward")
 BOTTLENECKS = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.codecs.bench.results import BENCHED
+from testbed.codecs.bench.measurements import BENCHED
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.counting import count_work
 from testbed.codecs.catalogue.table import ROWS

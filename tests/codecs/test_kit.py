@@ -11,6 +11,7 @@ import torch
 
 from testbed.codecs.catalogue import table
 from testbed.codecs.check import cost
+from testbed.codecs.check.apart import Ends
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check_codec
 from testbed.codecs.contract import Context, MessageKey
@@ -78,8 +79,8 @@ def test_settings_are_of_codecs_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("text", "direction"), CASES)
-def test_every_codec_passes_the_kit(text: str, direction: Direction) -> None:
-    subject = subject_of(text, direction)
+def test_every_codec_passes_the_kit(text: str, direction: Direction, ends: Ends) -> None:
+    subject = subject_of(text, direction, ends)
     # The check of cost is a person's to read: a timing decides no test.
     found = [ask(one, subject) for one in CHECKS if one.name != "cost"]
     expected = FAIL_AS_THEY_MUST.get((text, direction), set())
@@ -149,7 +150,9 @@ def test_the_example_of_the_readme_passes_the_kit(tmp_path: Path, monkeypatch: p
     (tmp_path / "halves.py").write_text(readme.partition("```python\n")[2].partition("```")[0], encoding="utf8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "halves", raising=False)
-    found = {one.check: one for one in check_codec("halves:Fp16", directions=("forward",)) if one.check != "cost"}
+    with Ends(["halves:Fp16"]) as ends:
+        results = list(check_codec("halves:Fp16", ends, directions=("forward",)))
+    found = {one.check: one for one in results if one.check != "cost"}
     narrow, wide = (make(f"halves:Fp16{of}", Context(0, 0, "backward")) for of in ("(largest=3)", ""))
     sys.modules.pop("halves")
     key = MessageKey("train", 0, 0, ())

@@ -160,9 +160,9 @@ def test_the_number_of_boundaries_decides_the_text() -> None:
     assert placement.parse_placement("0: int8; rest: bf16").over(1).text == "int8"
     assert placement.parse_placement("0-1: int8; rest: bf16").over(3).text == "2: bf16; rest: int8"
     assert placement.parse_placement("bf16").over(0).text == "bf16"
-    with pytest.raises(SpecError, match="says nothing of boundary 1"):
+    with pytest.raises(SpecError, match="has no rule for boundary 1"):
         placement.parse_placement("0: int8").over(2)
-    with pytest.raises(SpecError, match="speaks of boundary 4; the pipeline has the boundaries 0 to 2"):
+    with pytest.raises(SpecError, match="has a rule for boundary 4, but the pipeline has boundaries 0 to 2"):
         placement.parse_placement("4: int8; rest: bf16").over(3)
 
 
@@ -179,23 +179,23 @@ def test_the_number_of_boundaries_decides_the_text() -> None:
         ("fake(group=0)", "character 12", "must be a whole number of at least 1, found 0"),
         ("fake(group=int8)", "character 12", "must be a whole number"),
         ("fake(rounding=up)", "character 15", "must be one of nearest, stochastic, found 'up'"),
-        ("fake(nearest, stochastic)", "character 15", "rounding of fake is stated twice"),
-        ("fake(1, 2, 3, 4)", "character 15", "no further one"),
+        ("fake(nearest, stochastic)", "character 15", "rounding of fake is set twice"),
+        ("fake(1, 2, 3, 4)", "character 15", "takes only"),
         ("fake(inner=3)", "character 12", "must be a codec"),
         ("fake(1, 2, 3)", "character 1", "fake needs label: a free word; for example fake("),
         ("fake(1e999)", "character 6", "too large"),
-        ("json:J(x=1, x=2)", "character 13", "stated twice"),
+        ("json:J(x=1, x=2)", "character 13", "set twice"),
         ("fwd=int8", "character 1", "bwd=CODEC is missing"),
-        ("fwd=int8, fwd=int8", "character 11", "stands here twice"),
-        ("up=int8", "character 1", "'up' is no direction"),
-        ("3-1: int8", "character 1", "no range"),
+        ("fwd=int8, fwd=int8", "character 11", "is given twice"),
+        ("up=int8", "character 1", "'up' is not a direction"),
+        ("3-1: int8", "character 1", "not a range"),
         ("0: int8; 0: bf16", "character 10", "has a codec already"),
-        ("int8; bf16", "character 7", "two rules are for the rest"),
+        ("int8; bf16", "character 7", "two rules for the rest"),
         ("fwd=topk-shared(0.1), bwd=topk-shared(0.3)", "character 27", "give both the same share"),
         ("adaptive(5, strong=topk-shared(0.1))", "character 1", "may have sent those through another"),
         ("int8 bf16", "character 6", "expected the end"),
         ("(" * 3, "character 1", "expected the name of a codec"),
-        ("a:b(" * 40, "character 65", "more than 16 deep"),
+        ("a:b(" * 40, "character 33", "more than 8 deep"),
     ],
 )
 def test_a_slip_is_answered_with_its_place(text: str, place: str, says: str) -> None:

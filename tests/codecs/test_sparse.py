@@ -21,7 +21,7 @@ from testbed.codecs.sparse.positions import Form, LargestInRows, PositionCoding,
 from testbed.codecs.wire.header import header_bytes
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError, SpecError
-from testbed.pipeline.boundary import Boundary
+from testbed.nodes.boundary import Boundary
 
 FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index", "packed")
 _LARGEST = LargestInRows()
@@ -301,7 +301,7 @@ def test_only_a_codec_that_keeps_its_mask_can_be_paired_with() -> None:
 
 @pytest.mark.parametrize("wrong", ["fwd=int8, bwd=topk-shared(0.1)", "fwd=topk(0.1), bwd=ef(columns(0.1))"])
 def test_a_mask_that_there_is_not_is_found_out_before_anything_is_made(wrong: str) -> None:
-    with pytest.raises(SpecError, match=r"name .* for both"):
+    with pytest.raises(SpecError, match=r"use .* for both"):
         placement.parse_placement(wrong)
     placement.parse_placement("fwd=ef(topk-shared(0.1)), bwd=topk-shared(0.1)")
     placement.parse_placement("fwd=topk-shared(0.1), bwd=int8")

@@ -20,9 +20,9 @@ from testbed.codecs.in_model.model_codec import Carrying
 from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
-from testbed.pipeline.optimise import RowwiseAdamW
+from testbed.nodes.optimise import RowwiseAdamW
 from testbed.spec import OptimiserSpec, TextSpec
-from testbed.workloads.build import build_stage
+from testbed.workloads.build_stage import build_stage
 
 FORWARD, BACKWARD = Context(3, 0, "forward"), Context(3, 0, "backward")
 KEY = MessageKey("train", 0, 0, (0, 1))

@@ -72,21 +72,21 @@ def test_a_devices_durations_say_where_they_come_from() -> None:
         ({"mode": "real"}, "mode must be 'calibrated', 'measured' or 'paced', found 'real'"),
         (
             {"mode": "measured", "dilation": 2},
-            "mode is 'measured', which takes no dilation; leave them out, or use mode 'paced'",
+            "mode 'measured' does not accept dilation; remove them, or use mode 'paced'",
         ),
-        ({"mode": "paced"}, "takes either forward and backward, or a device; found neither"),
+        ({"mode": "paced"}, "needs either forward and backward, or a device; found neither"),
         (
             {"mode": "paced", "device": "t4", "forward": "1ms"},
-            "takes either forward and backward, or a device; found both",
+            "needs either forward and backward, or a device; found both",
         ),
-        ({"mode": "paced", "forward": "1ms"}, "forward is stated without backward; state both"),
-        ({"mode": "paced", "backward": "1ms"}, "backward is stated without forward; state both"),
+        ({"mode": "paced", "forward": "1ms"}, "forward is set without backward; set both"),
+        ({"mode": "paced", "backward": "1ms"}, "backward is set without forward; set both"),
         ({"mode": "paced", "forwards": "1ms"}, "there is no key of compute 'forwards'; did you mean 'forward'?"),
         ({"mode": "paced", "forward": 40, "backward": "1ms"}, "forward: time 40 is not a number with a unit"),
-        ({"mode": "paced", "forward": "1ms", "backward": "0ms"}, "backward is 0ms; an action takes at least 1ns"),
+        ({"mode": "paced", "forward": "1ms", "backward": "0ms"}, "backward is 0ms; it must be at least 1ns"),
         (
             {"mode": "paced", "forward": ["1ms", "2ms"], "backward": "1ms"},
-            "forward has 2 durations for 3 stages; state one for all of them, or one per stage",
+            "forward has 2 durations for 3 stages; set one for all, or one per stage",
         ),
         ({"mode": "paced", "forward": [], "backward": "1ms"}, "forward has 0 durations for 3 stages"),
         ({"mode": "paced", "device": 4}, "device must be a name or the path of a file, found 4"),
@@ -110,7 +110,9 @@ def test_what_does_not_fit_is_named(asked: Any, says: str) -> None:
 
 
 def test_a_device_that_cannot_compute_so_is_refused() -> None:
-    with pytest.raises(SpecError, match="has no speed in bf16, and no recording of gpt2-mini in it with 4 x 64 tokens"):
+    with pytest.raises(
+        SpecError, match="has no speed in bf16, and no recording of gpt2-mini at that precision with 4 x 64 tokens"
+    ):
         devices.compute_of(
             {"mode": "paced", "device": "laptop-cpu"}, workload(precision="bf16"), pipeline(), "some.toml"
         )

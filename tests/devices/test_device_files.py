@@ -36,7 +36,7 @@ layer = { forward = "1ms", backward = "2ms", update = "3us" }
 head = { forward = "1ms", backward = "2ms", update = "3us" }
 """
 
-texts = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 durations = st.integers(1, 10**12)
 parts = st.builds(PartTimes, forward_ns=durations, backward_ns=durations, update_ns=durations)
 

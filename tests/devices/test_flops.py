@@ -13,7 +13,7 @@ from testbed.devices import flops
 from testbed.errors import UnknownNameError
 from testbed.spec import ImagesSpec, TextSpec
 from testbed.workloads import models, networks
-from testbed.workloads.build import build_stage
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.images import build_network
 from testbed.workloads.llama import LlamaStage
 from testbed.workloads.networks import DIGITS

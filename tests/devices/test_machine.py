@@ -119,7 +119,7 @@ def test_a_recording_takes_the_place_of_the_same_and_of_no_other(tmp_path: Path)
 def test_this_machine_can_be_recorded(tmp_path: Path, device: str, precision: str) -> None:
     path = tmp_path / "this.toml"
     asked = ["record", "--model", "llama-nano", "--sequence-length", "16", "--sequences", "2", "-o", str(path)]
-    done = CliRunner().invoke(cli.app, [*asked, "--device", device, "--precision", precision])
+    done = CliRunner().invoke(cli.make_app(), [*asked, "--device", device, "--precision", precision])
     assert done.exit_code == 0, done.output
     found = devices.read_device(path)
     (one,) = found.recorded
@@ -138,19 +138,19 @@ def test_this_machine_can_be_recorded(tmp_path: Path, device: str, precision: st
         (["record", "--model", "gpt3"], "there is no model 'gpt3'"),
         (["record", "--sequence-length", "9999"], "cannot record 4 sequences of 9999 tokens"),
         (["record", "--sequences", "0"], "cannot record 0 sequences"),
-        (["record", "-o", "mine.txt"], "a device file's name ends with .toml"),
+        (["record", "-o", "mine.txt"], "a device file must end with .toml"),
     ],
 )
 def test_bad_input_is_the_users(asked: list[str], says: str) -> None:
-    done = CliRunner().invoke(cli.app, asked)
+    done = CliRunner().invoke(cli.make_app(), asked)
     assert says in str(done.exception)
     assert getattr(done.exception, "exit_status", None) == 2
 
 
 def test_devices_are_listed_and_shown() -> None:
-    listed = CliRunner().invoke(cli.app, ["devices"])
+    listed = CliRunner().invoke(cli.make_app(), ["devices"])
     assert all(name in listed.output for name in devices.device_files())
-    shown = CliRunner().invoke(cli.app, ["devices", "t4"])
+    shown = CliRunner().invoke(cli.make_app(), ["devices", "t4"])
     assert shown.output == f"# t4\n{devices.write_device(devices.load_device('t4'))}"
 
 

@@ -20,9 +20,9 @@ from testbed.diffusion.workers import Codecs, Workers
 from testbed.errors import SpecError
 from testbed.jobs.sampling import ReceivePart, sent_parts
 from testbed.metrics.links import Pipes
-from testbed.play.check import check_trace
-from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
+from testbed.trace.check import check_trace
+from testbed.trace.simulate import ideal_step_ns
 
 STEPS, IMAGES = 4, 8
 SIZE = DitSize(layers=4, width=32, heads=2)
@@ -175,7 +175,7 @@ def test_frechet_distance_is_that_of_normal_distributions() -> None:
     assert quality.frechet_distance(a, 3 * a) == pytest.approx(
         4 * spread + 4 * float(a.mean(0).square().sum()), rel=1e-3
     )
-    with pytest.raises(SpecError, match="take more"):
+    with pytest.raises(SpecError, match="use more"):
         quality.frechet_distance(a[:3], a)
     assert quality.psnr_db(a, a) == math.inf
     assert quality.psnr_db(a + 0.2, a) == pytest.approx(20, abs=0.01)

@@ -9,15 +9,15 @@ from test_diffusion import lively
 from testbed import vm
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, DitSize, sample, start
 from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule, sample_experts
-from testbed.diffusion.inside import LiveSampling
-from testbed.diffusion.live import sample_live
+from testbed.diffusion.over_links import sample_live
 from testbed.diffusion.programs import Costs, Program, trace_of
+from testbed.diffusion.sample_in_guest import LiveSampling
 from testbed.diffusion.workers import Codecs, Workers
 from testbed.jobs.sampling import sent_parts
 from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
-from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
+from testbed.trace.simulate import ideal_step_ns
 
 LINKS = {"slow": "link(2Mbit, 20ms)", "fast": "link(1Gbit, 100us)", "lossy": "link(20Mbit, 5ms, loss=3%)"}
 STEPS, IMAGES, WORK_NS = 2, 4, 1_000_000

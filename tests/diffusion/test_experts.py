@@ -14,9 +14,9 @@ from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule, expe
 from testbed.diffusion.node import Sampled
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
-from testbed.play.check import check_trace
-from testbed.play.unlinked import ideal_step_ns
 from testbed.profiles import load_profile
+from testbed.trace.check import check_trace
+from testbed.trace.simulate import ideal_step_ns
 
 STEPS, IMAGES = 5, 4 * BLOCK
 SYNCHRONOUS, INTERWEAVED, DISPLACED = (ExpertSchedule(lag) for lag in range(3))

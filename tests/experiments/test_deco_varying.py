@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from testbed.play.player import Player
+from testbed.nodes.leader import ratio_of
+from testbed.player.play_trace import Player
 from testbed.policies.cycle import steady_cycle_s
 from testbed.policies.deco import DecoChoice
-from testbed.replicas.leader import ratio_of
 from tests.commands import Command, module_beside
-from tests.play.fake_network import fake
+from tests.player.fake_network import fake
 
 FOLDER = Command.shipped / "deco_varying"
 STEPS = 40
@@ -22,8 +22,8 @@ REACHED = ((DecoChoice(1, 0.001), 100.0), (DecoChoice(0, 0.03), 99.0))
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ModuleType]:
-    with module_beside(FOLDER, "timeline") as found:
-        yield found
+    with module_beside(FOLDER, "timeline") as program:
+        yield program
 
 
 def arm_of(model: ModuleType, name: str, **changes: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ResultsError
-from testbed.report import experiments
+from testbed.report import publishing
 from tests.commands import Command, module_beside
 
 FOLDER = Command.shipped / "local_steps_or_codec"
@@ -31,7 +31,7 @@ def test_a_message_that_was_played_at_another_size_is_refused(tmp_path: Path) ->
         shutil.copy(path, tmp_path)
     cells = (tmp_path / "cells.csv").read_text(encoding="utf8")
     (tmp_path / "cells.csv").write_text(cells.replace(",16.0055,", ",8.0,"), encoding="utf8")
-    with experiments.figures_program(FOLDER) as figures:
+    with publishing.figures_program(FOLDER) as figures:
         figures.results(FOLDER)
         with pytest.raises(ResultsError, match="all-reduce bf16 was played with 8"):
             figures.results(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.report import experiments, style
+from testbed.report import publishing, style
 from tests.commands import Command
 
 NAME = "mixed_precision"
@@ -10,7 +10,7 @@ FOLDER = Command.shipped / NAME
 
 
 def test_what_a_search_finds_costs_at_most_its_budget_and_every_arm_has_every_seed() -> None:
-    with experiments.figures_program(FOLDER) as figures, style.applied():
+    with publishing.figures_program(FOLDER) as figures, style.applied():
         tables = figures.measured(FOLDER)
         for model in tables.models:
             for budget in tables.budgets(model):
@@ -25,11 +25,11 @@ def test_what_a_search_finds_costs_at_most_its_budget_and_every_arm_has_every_se
 
 
 def test_bits_for_layers_and_steps_take_at_most_the_bytes_of_uniform_ones_and_are_judged_on_the_same_images() -> None:
-    with experiments.figures_program(FOLDER) as figures, style.applied():
+    with publishing.figures_program(FOLDER) as figures, style.applied():
         tables = figures.denoising_figures.denoising(FOLDER)
-        found = list(tables.searched())
-        assert {each[0] for each in found} == set(tables.steps)
-        for steps, budget, cells, search in found:
+        searched = list(tables.searched())
+        assert {each[0] for each in searched} == set(tables.steps)
+        for steps, budget, cells, search in searched:
             ours = tables.setting(steps, cells, search, budget)
             uniform = tables.setting(steps, "all", "uniform", budget)
             assert (ours.sent_bytes.to_numpy() <= uniform.sent_bytes.to_numpy() + 1).all()

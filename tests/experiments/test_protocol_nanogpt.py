@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from testbed.report import experiments
+from testbed.report import publishing
 from tests.commands import Command
 
 FOLDER = Command.shipped / "protocol_nanogpt"
@@ -19,8 +19,8 @@ def test_no_number_stands_for_a_step_that_was_not_played(tmp_path: Path) -> None
     cells = pd.read_csv(tmp_path / "cells.csv")
     cells.loc[cells.grid == "buffer", ["step_s", "retransmitted_bytes"]] = None
     cells.to_csv(tmp_path / "cells.csv", index=False)
-    with experiments.figures_program(FOLDER) as figures:
-        whole, short = (figures.claims(folder) for folder in (FOLDER, tmp_path))
-        text = "".join(figures.blocks(tmp_path).values())
+    with publishing.figures_program(FOLDER) as figures:
+        whole, short = (publishing.claims_of(vars(figures), folder) for folder in (FOLDER, tmp_path))
+        text = "".join(publishing.blocks_of(vars(figures), tmp_path).values())
     assert len(short) == len(whole) - 1
     assert "nan" not in text.replace(FOLDER.name, "").lower().replace("nanogpt", "")

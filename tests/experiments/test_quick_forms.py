@@ -1,5 +1,5 @@
 """The short form of an experiment goes through all its steps and judges something; those of cells.toml alone are in
-tests/sweep/test_predict.py.
+tests/predict/test_predict.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from tests.commands import Command
 
 NAMES = (
     "aqsgd_finetuning", "compactfusion", "dagc", "deco_sgd", "deco_varying", "dice", "fedht", "fedluck",
-    "local_steps_or_codec", "mixed_precision", "sites", "state_transfer", "subspace_ratio", "topk_knee",
+    "jitter_and_stragglers", "local_steps_or_codec", "mixed_precision", "sites", "state_transfer", "subspace_ratio",
+    "topk_knee",
 )  # fmt: skip
 """Those without tests of their own for more than this."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.commands import docs
-from testbed.report import blocks, claims, experiments
+from testbed.report import blocks, claims, experiments, publishing
 from tests.commands import Command
 
 _PROGRAMS = sorted(Command.shipped.glob("*/figures.py"))
@@ -22,10 +22,8 @@ _MENDED_BY = "python -m testbed docs writes it again from the CSVs beside it"
 def test_a_readme_is_what_its_figures_program_makes_of_the_csvs(program: Path) -> None:
     stale = [str(path.relative_to(docs.ROOT)) for path, _ in docs.stale_in_experiment(program.parent)]
     assert stale == [], _MENDED_BY
-    with experiments.figures_program(program.parent) as figures:
-        if not hasattr(figures, "blocks"):
-            pytest.skip("its README is written by hand")
-        made = figures.blocks(program.parent)
+    with publishing.figures_program(program.parent) as figures:
+        made = publishing.blocks_of(vars(figures), program.parent)
     readme = program.parent / "README.md"
     assert blocks.read_blocks(readme).keys() == made.keys()
     tables = _tables_with_numbers(blocks.outside_blocks(readme.read_text(encoding="utf8"), readme.name))

@@ -35,17 +35,17 @@ with (asked.output / "counted.csv").open("a") as file:
 """
 FIGURES = """
 import pathlib, sys
-from testbed.report import experiments
+from testbed.report import publishing
 from testbed.report.claims import Claim
-results, output = experiments.folders("counting", "counts")
+results, output = publishing.folders("counting", "counts")
 counted = (output / "counted.csv").read_text().split()
 if "13" in counted:
     sys.exit(int(counted[-1]))
 row = Claim(
-    claim="it counts beyond 5", source="ours", ours=counted[-1], interval="exact",
+    claim="it counts beyond 5", source="ours", ours=counted[-1], interval="exact", grade="A",
     verdict="holds" if int(counted[-1]) > 5 else "fails", why=f"counted {len(counted)} times", command="-",
 )
-experiments.publish(output, {"counts": ", ".join(counted)}, [row])
+publishing.publish(output, {"counts": ", ".join(counted)}, [row])
 """
 
 
@@ -57,7 +57,14 @@ def counting(command: Command) -> Path:
     for name, text in (("reproduce.toml", STEPS), ("count.py", COUNT), ("figures.py", FIGURES)):
         (folder / name).write_text(text, encoding="utf8")
     claim = Claim(
-        claim="it counts beyond 5", source="ours", ours="3", interval="exact", verdict="fails", why="-", command="-"
+        claim="it counts beyond 5",
+        source="ours",
+        ours="3",
+        interval="exact",
+        grade="A",
+        verdict="fails",
+        why="-",
+        command="-",
     )
     write_claims(folder / "claims.csv", [claim])
     return folder
@@ -117,7 +124,7 @@ def test_a_sweep_is_a_step(command: Command) -> None:
     assert "no claim was judged" in said
     assert list((command.folder / "results" / "quick" / "small").glob("*/run-1/summary.json"))
     assert not (command.folder / "results" / "small").exists()
-    assert "1 of 1 cells are finished already" in command.finish("reproduce", "small", "--quick")
+    assert "1 of 1 cells are already finished" in command.finish("reproduce", "small", "--quick")
 
 
 _PARTS = st.sampled_from(["figures.py", "testbed", "{", "}", "{output}", "'", "{x}", "a.b"])

@@ -64,13 +64,13 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
 
     losses: dict[tuple[str, bool, int], dict[tuple[str, int], float | None]] = {}
     for run in runs:
-        found = _losses(run)
-        assert None not in found.values()
-        assert all(abs(loss) < float("inf") for loss in found.values() if loss is not None)
+        curve = _losses(run)
+        assert None not in curve.values()
+        assert all(abs(loss) < float("inf") for loss in curve.values() if loss is not None)
         key = (run.cell.codec, _repeated(run.cell), run.cell.training.seed)
-        assert losses.setdefault(key, found) == found  # over whichever network, bit for bit
-    for (codec, repeated, seed), found in losses.items():
-        first, last = (found["train", step] for step in (0, runs[0].cell.training.steps - 1))
+        assert losses.setdefault(key, curve) == curve  # over whichever network, bit for bit
+    for (codec, repeated, seed), curve in losses.items():
+        first, last = (curve["train", step] for step in (0, runs[0].cell.training.steps - 1))
         assert first is not None
         assert last is not None
         assert last < first, (codec, repeated, seed)
@@ -83,11 +83,10 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
     assert payload["delta-int8"] == payload["int8"] < payload["fp32"] / 3  # a difference is as long as what it replaces
 
     output = tmp_path / "figures"
-    asked_for = ("--steps", "8", "--moments", "6", "--models", "gpt2-mini", "--output", str(output))
-    program(FOLDER / "redundancy.py", *asked_for)
-    found = pandas.read_csv(output / "redundancy.csv")
-    direct = found[(found.tensor == "X") & (found.gap == 1)]
-    assert set(found.step) == {5, 7}
+    program(FOLDER / "redundancy.py", "--quick", "--output", str(output))
+    redundancy = pandas.read_csv(output / "redundancy.csv")
+    direct = redundancy[(redundancy.tensor == "X") & (redundancy.gap == 1)]
+    assert set(redundancy.step) == {5, 7}
     assert (direct.norm_ratio > 0).all()
     # the error of a quantised difference is that of quantising the tensor, as much smaller as the difference is
     assert ((direct.delta_error / direct.int8_error) / direct.norm_ratio).between(0.5, 2).all()

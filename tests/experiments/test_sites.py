@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,13 +11,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
-import torch
 
 from testbed import csv_rows
 from testbed.errors import ResultsError
-from testbed.replicas import tuned_text
-from testbed.replicas.tuned_text import Curve, Plan, Tried
-from testbed.report import experiments
+from testbed.report import publishing
+from testbed.studies import tuned_text
+from testbed.studies.tuned_text import Curve, Plan, Tried
 from tests.commands import Command
 
 FOLDER = Command.shipped / "sites"
@@ -31,9 +31,8 @@ class Programs(NamedTuple):
 
 
 @pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # this process has other tests
-    with experiments.figures_program(FOLDER) as figures:
+def programs() -> Iterator[Programs]:
+    with publishing.figures_program(FOLDER) as figures:
         yield Programs(importlib.import_module("train"), figures)
 
 
@@ -77,7 +76,7 @@ def test_what_was_trained_with_the_absences_that_were_played_is_kept(
     programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuned_text, "train_tuned", stop)
-    programs.train.main(["--results", str(folder), "--output", str(folder)])
+    programs.train.main(argparse.Namespace(results=folder, output=folder, quick=False))
     assert texts(folder) == texts(FOLDER)
 
 
@@ -91,7 +90,7 @@ def test_what_was_trained_with_the_absences_that_were_played_is_kept(
 def test_what_was_trained_with_other_absences_or_unknown_ones_is_trained_again_and_refused_until_then(
     programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Path], None], refusals: int
 ) -> None:
-    command = ["--results", str(folder), "--output", str(folder)]
+    command = argparse.Namespace(results=folder, output=folder, quick=False)
     programs.figures.results(folder)
     alter(folder)
     monkeypatch.setattr(tuned_text, "train_tuned", stop)

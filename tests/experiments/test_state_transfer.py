@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.report import experiments, style
+from testbed.report import publishing, style
 from tests.commands import Command
 
 NAME = "state_transfer"
@@ -10,7 +10,7 @@ FOLDER = Command.shipped / NAME
 
 
 def test_every_state_was_judged_and_played_through_all_its_codecs() -> None:
-    with experiments.figures_program(FOLDER) as figures, style.applied():
+    with publishing.figures_program(FOLDER) as figures, style.applied():
         tables = figures.measured(FOLDER)
         expected = {
             (name, codec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.codecs.catalogue import placement
-from testbed.report import experiment_tables, experiments, style
+from testbed.report import experiment_tables, publishing, style
 from testbed.sweep import plan
 from tests.commands import Command
 
@@ -14,7 +14,7 @@ FOLDER = Command.shipped / NAME
 def test_every_ratio_and_the_same_projection_without_the_constraint() -> None:
     cells = plan.cells(plan.load_experiment(NAME), "netem", clock="virtual")
     codecs = {cell.codec for cell in cells}
-    with experiments.figures_program(FOLDER) as figures:
+    with publishing.figures_program(FOLDER) as figures:
         assert {figures.name("subspace", ratio) for ratio in figures.RATIOS} <= codecs
         assert {figures.BASELINE, figures.name(figures.FREE, figures.TUNED_RATIO)} <= codecs
         assert {figures.family(codec) for codec in codecs} <= {figures.BASELINE, *figures.FAMILIES}
@@ -24,7 +24,7 @@ def test_every_ratio_and_the_same_projection_without_the_constraint() -> None:
 
 def test_the_figure_has_every_family_and_codecs_that_send_as_many_bits_as_the_subspace() -> None:
     tables = experiment_tables.read_tables(FOLDER)
-    with experiments.figures_program(FOLDER) as figures, style.applied():
+    with publishing.figures_program(FOLDER) as figures, style.applied():
         rows = figures.best(tables)
         bits = rows.groupby("codec").bits.mean()
         for codec in bits.index:

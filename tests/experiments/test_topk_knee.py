@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from testbed.report import experiment_tables, experiments, style
+from testbed.report import experiment_tables, publishing, style
 from testbed.sweep import plan
 from tests.commands import Command
 
@@ -20,7 +20,7 @@ def test_one_grid_of_rates_for_arms_that_differ_in_their_codec_alone() -> None:
         if experiment.tune.field not in point.stated:
             assert point.stated == {"codec", "training.seed"}
             seeds[point.fields["codec"]].add(point.fields["training"]["seed"])
-    with experiments.figures_program(FOLDER) as figures:
+    with publishing.figures_program(FOLDER) as figures:
         shared = {figures.arm("topk-shared", share) for share in figures.SHARES}
         fed = {figures.arm("topk-shared", figures.KNEE, how) for how in figures.FEEDBACKS}
         own = {figures.arm(mask, figures.KNEE) for mask in figures.MASKS}
@@ -29,7 +29,7 @@ def test_one_grid_of_rates_for_arms_that_differ_in_their_codec_alone() -> None:
 
 
 def test_the_figure_has_every_share_and_every_kind_of_error_feedback() -> None:
-    with experiments.figures_program(FOLDER) as figures, style.applied():
+    with publishing.figures_program(FOLDER) as figures, style.applied():
         left, right = figures.draw(experiment_tables.read_tables(FOLDER)).axes
         drawn = {float(x) for line in left.lines for x in line.get_xdata() if len(line.get_xdata()) > 2}
         assert drawn == set(figures.SHARES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from testbed.report import claims, experiments
+from testbed.report import claims, publishing
 from tests.commands import Command, program
 
 NAMES = ("byte_split", "outlier_channels")
@@ -36,7 +36,7 @@ def test_the_full_form_has_every_model_at_every_boundary(name: str) -> None:
     boundaries = codecs.groupby("model").boundary.nunique()
     for (model, _), count in rows.items():
         assert count == 2 * boundaries[model] * codecs.codec.nunique()
-    with experiments.figures_program(folder) as figures:
-        made = figures.claims(folder)
+    with publishing.figures_program(folder) as figures:
+        made = publishing.claims_of(vars(figures), folder)
     assert made == claims.read_claims(folder / claims.FILE)
     assert all(claim.interval for claim in made)

@@ -19,17 +19,17 @@ def test_tensorboard_reads_what_the_records_hold(experiment: Path, tmp_path: Pat
     assert len(folders) == len(runs)
     for run, folder in zip(runs, folders, strict=True):
         assert len(list(folder.iterdir())) == 1
-        found = loader.EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
-        found.Reload()
+        events = loader.EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
+        events.Reload()
         stages = [run.steps(stage) for stage in range(run.cell.pipeline.stages)]
         for tag, curve in (("loss/train", loss_curve), ("loss/validation", validation_curve)):
-            read = [(event.step, event.value) for event in found.Scalars(tag)]
+            read = [(event.step, event.value) for event in events.Scalars(tag)]
             assert read == [(point.step, np.float32(point.loss)) for point in curve(run.cell, stages)]
-        times = found.Scalars("step/seconds")
+        times = events.Scalars("step/seconds")
         assert len(times) == run.cell.training.steps
         assert [event.wall_time for event in times] == sorted(event.wall_time for event in times)
         payload = sum(sent.payload_bytes for records in stages for sent in records[0].sent)
-        assert found.Scalars("step/payload bytes")[0].value == np.float32(payload)
+        assert events.Scalars("step/payload bytes")[0].value == np.float32(payload)
 
 
 def test_without_tensorboard_one_message_says_what_to_install(

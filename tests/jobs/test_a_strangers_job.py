@@ -45,17 +45,23 @@ def test_its_plan_names_every_cell(folder: Path) -> None:
 def test_an_unknown_kind_is_refused_by_name(folder: Path) -> None:
     refused = run_testbed(folder, "plan", "mine/sweep.toml", "--set", "job.kind=my_jobs:SplitLearning")
     assert refused.returncode == 2
-    assert "cannot load my_jobs:SplitLearning" in refused.stderr
+    assert "cannot import my_jobs:SplitLearning" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.clock_kernel
-def test_it_is_trained_once_per_codec_and_played_over_both_networks(folder: Path) -> None:
+def test_it_is_trained_once_per_codec_and_played_over_both_networks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swept = run_testbed(folder, "sweep", "mine/sweep.toml", "--results", "results")
     assert swept.returncode == 0, swept.stderr
     home = folder / "results" / "mine"
     assert (home / "report.html").exists()
     assert len(list((home / "trained").iterdir())) == 2
+    elsewhere = run_testbed(tmp_path, "report", str(home))
+    assert elsewhere.returncode == 2
+    assert "cannot import my_job:SplitLearning" in elsewhere.stderr, "no run is called altered because of that"
+    monkeypatch.syspath_prepend(folder)
     steps: dict[tuple[str, str], float] = {}
     losses: dict[str, set[float]] = {}
     for name in results.last_sweep(home).cells:

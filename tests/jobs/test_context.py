@@ -18,12 +18,12 @@ from testbed.jobs.actions import Encode, Key, Message, Send
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop
 from testbed.jobs.recorder import StepRecorder
-from testbed.kinds.context import FAMILIES, ContextNode, bases
-from testbed.pipeline.gather import global_norm
-from testbed.pipeline.optimise import Optimiser, learning_rate
-from testbed.pipeline.step_log import OnHostClock, Records
+from testbed.nodes.context_node import FAMILIES, ContextNode, bases
+from testbed.nodes.optimise import Optimiser, learning_rate
+from testbed.runtime.gather import global_norm
+from testbed.runtime.step_log import OnHostClock, Records
 from testbed.spec import Recipe
-from testbed.workloads.build import build_stage, empty_model
+from testbed.workloads.build_stage import build_stage, empty_model
 from testbed.workloads.data import Data
 from testbed.workloads.models import workload_size
 from tests.jobs.recording import DelayedLinks, Recording, job_recipe
@@ -244,8 +244,8 @@ def test_bytes_are_those_of_the_exchanges(tokens: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layers": 4}, "job.layers is 4, and gpt2-nano has 3"),
-        ({"nodes": LENGTH + 1}, "cannot be cut over job.nodes = 27"),
+        ({"layers": 4}, "job.layers is 4, but gpt2-nano has 3"),
+        ({"nodes": LENGTH + 1}, "evenly over job.nodes = 27"),
         ({"weights": "int9"}, "int9"),
     ],
 )

@@ -16,17 +16,17 @@ from testbed.errors import SpecError
 from testbed.jobs.actions import Action, Decode, Encode, EndStep, Key, Message, Send, Work
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop
-from testbed.kinds.decode import DecodingNode
 from testbed.message_key import Phase
-from testbed.pipeline.alone import AloneJob, train_alone
-from testbed.pipeline.ending import Ending
-from testbed.pipeline.frame import HEADER_BYTES
-from testbed.play.kinds import played_job
-from testbed.play.trace import SEND
+from testbed.nodes.decode_node import DecodingNode
 from testbed.records import Calibration
+from testbed.replay.cells import played_job
+from testbed.runtime.ending import Ending
+from testbed.runtime.frame import HEADER_BYTES
 from testbed.spec import Stated
 from testbed.sweep.trainings import load_training
-from testbed.workloads.build import build_stage
+from testbed.trace.format import SEND
+from testbed.training.alone import AloneJob, train_alone
+from testbed.workloads.build_stage import build_stage
 from tests.jobs.recording import DelayedLinks, job_recipe
 from tests.over_loopback import over_loopback
 from tests.small_replicas import cell_of
@@ -39,7 +39,7 @@ torch.set_num_threads(1)
 def models_built_once() -> Iterator[None]:
     """Nothing here changes weights, so that nodes may share them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("testbed.kinds.decode.build_stage", cache(build_stage))
+        patch.setattr("testbed.nodes.decode_node.build_stage", cache(build_stage))
         yield
 
 

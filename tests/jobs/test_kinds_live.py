@@ -25,10 +25,10 @@ from testbed.jobs.actions import (
     Work,
 )
 from testbed.jobs.kind import JobKind, Said, Setting
-from testbed.kinds.coded import CodedNode
-from testbed.pipeline.alone import AloneJob, train_alone
+from testbed.nodes.coded import CodedNode
 from testbed.spec import Cell, Measured, Stated, recipe_of
 from testbed.sweep.trainings import load_training
+from testbed.training.alone import AloneJob, train_alone
 from tests.jobs.recording import job_recipe
 from tests.over_loopback import run_places
 from tests.small_replicas import live_cell
@@ -149,8 +149,8 @@ def test_losses_and_sizes_are_those_of_training_in_one_process(tokens: str, tmp_
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({}, r"member 0 sends the extra of step 0 \(.*\) to member 1, which never receives it; 4 such messages"),
-        ({"does": "walk"}, "Member has no method 'walk', which its program works on in step 0"),
+        ({}, r"member 0 sends the extra of step 0 \(.*\) to member 1, which never receives it \(4 unreceived messages"),
+        ({"does": "walk"}, "Member has no method 'walk', which its program calls in step 0"),
     ],
 )
 def test_what_a_program_forgot_is_named(tokens: str, tmp_path: Path, asked: dict[str, str], said: str) -> None:
@@ -189,7 +189,7 @@ def test_a_node_that_raises_ends_the_job_with_its_error_whatever_its_place_waits
     ("asked", "said"),
     [
         ({"compute": Stated(work_ns={"walk": 1}, source="stated")}, "no duration for 'change', which member"),
-        ({"strays": True}, "place 0 has no connection with place 3"),
+        ({"strays": True}, "place 0 has no connection to place 3"),
     ],
 )
 def test_what_cannot_run_says_why(asked: dict[str, Any], said: str) -> None:

@@ -150,7 +150,7 @@ def test_collecting_takes_all_that_had_arrived(asked: dict[str, int], came: list
 
 
 def test_without_time_nobody_can_say_what_has_arrived() -> None:
-    with pytest.raises(loop.TimingDecidesError, match="the network takes part in the maths"):
+    with pytest.raises(loop.TimingDecidesError, match="its results depend on the network"):
         run([late_sender(1), late_sender(1), collector(at_least=1)])
 
 

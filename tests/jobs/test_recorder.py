@@ -132,5 +132,5 @@ def test_work_before_input_needs_an_action_of_its_own(begins: bool) -> None:
     if begins:
         loop.run()
         return
-    with pytest.raises(SpecError, match=r"node 0 works in its action F 0 and then waits in it \(Receive\)"):
+    with pytest.raises(SpecError, match=r"node 0 receives input \(Receive\) after work within its action F 0"):
         loop.run()

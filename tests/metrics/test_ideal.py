@@ -181,7 +181,7 @@ def test_ethernet_counts_fourteen_bytes_a_packet_more() -> None:
     ("field", "left", "said"),
     [
         ("sent", slice(1), "stage 0: the records have no forward message 1"),
-        ("actions", slice(None, None, -1), "never comes"),
+        ("actions", slice(None, None, -1), "never arrives"),
     ],
 )
 def test_a_frame_that_is_missing_or_an_impossible_order_is_named(field: str, left: slice, said: str) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from testbed.jobs.actions import Encode, Key, Program, Receive, Send, Sizes, Work
 from testbed.jobs.loop import Links, Loop
-from testbed.metrics.links import AlonePipes, Queues
+from testbed.metrics.links import AlonePipes, Pipes, Queues
 from testbed.metrics.wires import HEADER_BYTES, StatedLinks, WireDeviation, Wires, wire_bytes
 from testbed.profiles import LinkProfile
-from testbed.spec import Topology
+from testbed.spec import SiteSpec, Topology
 from tests.metrics.test_ideal import schedule
 from tests.synthetic import pipe, profile
 
@@ -267,3 +267,40 @@ def test_a_wire_that_deviates_is_that_much_slower() -> None:
     assert arrives(WireDeviation(delay_ns=500, packet_ns=10)) == pytest.approx(11_000_600, abs=1)
     assert arrives(WireDeviation(overflow_ns=7000, buffer_ns=9e6)) == pytest.approx(11_007_000, abs=1)
     assert arrives(WireDeviation(overflow_ns=7000, buffer_ns=10e6)) == 11_000_000
+
+
+def over_sites(links: Sequence[LinkProfile], sites: Sequence[SiteSpec], messages: Sequence[Sent]) -> list[int]:
+    return arrivals("star", links, messages, Pipes("star", links, len(links), tuple(sites)))
+
+
+@given(
+    rates=st.lists(st.integers(1, 100), min_size=4, max_size=4),
+    delays_ms=st.lists(st.integers(0, 50), min_size=4, max_size=4),
+    packets=st.integers(1, 200),
+)
+def test_a_message_alone_crosses_four_queues_in_the_time_of_its_slowest_and_one_packet_of_each(
+    rates: list[int], delays_ms: list[int], packets: int
+) -> None:
+    up, site_up, site_down, down = (
+        profile(f"p{i}", pipe(rate * 10**6, delay * 10**6), pipe(rate * 10**6, delay * 10**6))
+        for i, (rate, delay) in enumerate(zip(rates, delays_ms, strict=True))
+    )
+    sites = [SiteSpec(nodes=(0,), profile=site_up), SiteSpec(nodes=(1,), profile=site_down)]
+    (found,) = over_sites([up, down], sites, [Sent(0, 0, 1, packets * ROOM)])
+    each_ns = [1500 * 8 * 1000 // rate for rate in rates]
+    assert found == pytest.approx(sum(each_ns) + (packets - 1) * max(each_ns) + sum(delays_ms) * 10**6, abs=8)
+
+
+def test_nodes_behind_one_link_share_it_and_reach_each_other_without_it() -> None:
+    free, slow = profile("free", None, None), profile("slow", pipe(12_000_000, 10**6), pipe(12_000_000, 10**6))
+    sites = [SiteSpec(nodes=(0, 1), profile=slow)]
+    size = 100 * ROOM
+    first, second, inside = over_sites(
+        [free] * 3, sites, [Sent(0, 0, 2, size), Sent(0, 1, 2, size), Sent(0, 0, 1, size)]
+    )
+    assert (first, second) == (pytest.approx(101_000_000, abs=2), pytest.approx(201_000_000, abs=2))
+    assert inside == 0
+    # A shared bottleneck in the middle: shaped access links in front of it.
+    fast = profile("fast", pipe(120_000_000, 10**6), pipe(120_000_000, 10**6))
+    later = over_sites([fast] * 3, sites, [Sent(0, 0, 2, size), Sent(0, 1, 2, size)])
+    assert max(later) == pytest.approx(200_000_000 + 100_000 * 2 + 3 * 10**6, abs=8)

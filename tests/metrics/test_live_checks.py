@@ -39,6 +39,12 @@ def test_without_a_calibration_a_twin_is_measured_and_a_paced_one_stays_as_it_is
     assert live_twin(played("int8", "cable", compute=paced), "relay", costs(1, 1, 1), 2).compute == paced
 
 
+def test_a_twin_of_a_cell_with_checkpoints_has_none() -> None:
+    cell = played("int8", "cable")
+    kept = cell.model_copy(update={"training": cell.training.model_copy(update={"checkpoint_every": 5})})
+    assert live_twin(kept, "relay") == live_twin(cell, "relay")
+
+
 def test_checks_are_short_shaped_and_as_different_as_can_be() -> None:
     cells = [
         played(codec, profile) for profile in ("datacenter", "consumer-80mbps", "cable") for codec in ("fp32", "int8")

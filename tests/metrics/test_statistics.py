@@ -138,7 +138,7 @@ def test_few_pairs_are_pairs_and_strangers_are_samples() -> None:
     assert apart.estimate.value == pytest.approx(-0.1)
     one = statistics.difference({0: 1.0}, {0: 1.5})
     assert (one.estimate.interval, one.detectable) == (None, None)
-    with pytest.raises(ValueError, match="no seed in common"):
+    with pytest.raises(ValueError, match="no common seed"):
         statistics.difference({0: 1.0}, {1: 1.0})
 
 

@@ -9,7 +9,7 @@ from testbed.net.certificate.certify import certify
 from testbed.net.certificate.effort import plan
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.plan import End, Link
+from testbed.net.lab_plan import End, Link
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
 from testbed.records import BOUND
 from testbed.sweep.bounded_steps import reference_step

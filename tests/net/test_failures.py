@@ -100,7 +100,7 @@ def test_whatever_step_is_refused_the_message_names_it_and_nothing_is_left(
 @pytest.mark.root
 def test_a_device_name_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "_NODE_DEVICE", "lo")
-    with pytest.raises(LabError, match=r"hub: cannot lay a veth cable link0 to lo in node-0: File exists"):
+    with pytest.raises(LabError, match=r"hub: cannot create a veth cable link0 to lo in node-0: File exists"):
         Lab(lab_spec(("datacenter",), "relay"))
 
 
@@ -135,7 +135,7 @@ def _in_shell(command: str, made: str) -> subprocess.CompletedProcess[str]:
 def test_a_machine_without_dev_net_tun_is_told_what_to_do() -> None:
     done = _in_shell("", lab_spec(("cable",), "relay").model_dump_json())
     assert (
-        "CapabilityError: cannot make the TUN device hub0: cannot open /dev/net/tun (No such file or directory)"
+        "CapabilityError: cannot create the TUN device hub0: cannot open /dev/net/tun (No such file or directory)"
         in done.stderr
     )
     assert "modprobe tun" in done.stderr

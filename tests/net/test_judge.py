@@ -330,7 +330,7 @@ def test_message_times_that_tcp_decides_are_information(link):
         ({"rtt_ns": []}, "nothing arrived"),
         ({"rtt_ns": [], "faults": {"echo": "Network is unreachable"}}, "Network is unreachable"),
         ({"rtt_ns": [50_067_200] * 95}, "5 of 100 echoes were lost"),
-        ({"full_packet_passed": False}, "1500 bytes, was not answered"),
+        ({"full_packet_passed": False}, "MTU, 1500 bytes"),
         ({"bigger_packet_refused": False}, "1501 bytes was not refused"),
         ({"messages": [], "faults": {"stream": "no route"}}, "no route"),
         ({"overload": [], "faults": {"datagrams": "no buffer"}}, "no buffer"),

@@ -16,10 +16,10 @@ from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import ShapingError, SpecError, UnknownNameError
 from testbed.net import build, topology
 from testbed.net.kernel import sysctl
-from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.queue_plan import plan_shaping
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.plan import End, Link
+from testbed.net.lab_plan import End, Link
 from testbed.net.relay.client import pipe_table
 from testbed.profiles import LinkProfile
 from testbed.records import Measurement
@@ -73,6 +73,32 @@ def test_every_link_delays_as_its_own_profile_says(shape: str, names: tuple[str,
             both = _delay_s(first.profile) + _delay_s(last.profile)
             assert _round_trip_s(lab, first.near, last.near) >= both
             assert _is_faster(lab, first.near, last.near, both + 0.05)
+
+
+@CASES
+def test_a_site_adds_its_link_to_the_way_out_and_nothing_to_the_way_inside(
+    names: tuple[str, ...], engine: spec.Engine
+) -> None:
+    shared = profiles.load_profile("link(50Mbit, 20ms)")
+    asked = lab_spec(names, engine, nodes=4 if len(names) == 1 else 3)
+    sites = (spec.SiteSpec(nodes=(0, 1), profile=shared),)
+    with Lab(asked.model_copy(update={"sites": sites})) as lab:
+        assert [link.name for link in lab.links][-1] == "site-0"
+        first, second, third, site = *lab.links[:3], lab.links[-1]
+        assert (site.near.namespace, site.far.namespace) == (first.far.namespace, "hub")
+        apart, inside = (_delay_s(first.profile) + _delay_s(other.profile) for other in (third, second))
+        for here, there, delay_s in (
+            (site.near, site.far, 0.04),
+            (first.near, first.far, _delay_s(first.profile)),
+            (first.near, third.near, apart + 0.04),
+            (third.near, first.near, apart + 0.04),
+            (first.near, second.near, inside),
+        ):
+            assert _round_trip_s(lab, here, there) >= delay_s
+            assert _is_faster(lab, here, there, delay_s + 0.05)
+        counted = lab.counters()["site-0"]
+        assert counted["up"].packets
+        assert {link.name: link.shaper for link in lab.record.links}["site-0"] == engine
 
 
 @SHAPES
@@ -178,7 +204,7 @@ def test_every_shipped_profile_stands_and_is_held_as_it_says(engine: spec.Engine
                     asked |= {"overhead_bytes": profile.overhead_bytes, "seed": port["seed"]}
                 assert port == asked
             elif pipe:
-                plan = plan_netem(pipe, mtu=profile.mtu, layer=profile.layer).describe()
+                plan = plan_shaping(pipe, mtu=profile.mtu, layer=profile.layer).describe()
                 qdiscs = [what["qdisc"] for what in held.settings["gateway"]["devices"].values() if "qdisc" in what]
                 assert {**plan, "seed": 0} in [{**one, "seed": 0} for one in qdiscs]
 
@@ -303,7 +329,7 @@ def test_a_shaper_that_was_changed_is_found_before_it_is_certified() -> None:
     with Lab(lab_spec(("consumer-80mbps",), "netem", nodes=1)) as lab:
         with Netlink(lab.namespaces["gateway-0"]) as netlink:
             netlink.set_root_qdisc("to-far", "pfifo", struct.pack("=I", 5))
-        with pytest.raises(ShapingError, match="node-0 up: asked for netem on to-far, the kernel has pfifo"):
+        with pytest.raises(ShapingError, match="node-0 up: requested netem on to-far, the kernel has pfifo"):
             lab.certify("quick", [1000])
 
 

@@ -10,15 +10,16 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from testbed.errors import CapabilityError, ShapingError
-from testbed.net.kernel import netem, sysctl
+from testbed.net.kernel import netem, shaping, sysctl
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import NetemPlan, plan_netem, share_u32
 from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.queue_plan import Shaping, plan_shaping
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 from tests.net.test_qdisc import PIPE, changed
 
@@ -58,7 +59,7 @@ class Bench:
     def arrivals(self) -> tuple[list[int], list[float]]:
         """The numbers and the times (the kernel's, in s) of all that arrive until netem is empty."""
         deadline = time.monotonic() + 30
-        while netem.read_counters(self.netlink, "x").backlog_bytes:
+        while shaping.read_counters(self.netlink, "x").backlog_bytes:
             assert time.monotonic() < deadline, "netem does not get empty"
             time.sleep(0.005)
         numbers, times = [], []
@@ -144,16 +145,67 @@ def test_a_second_plan_leaves_nothing_of_the_first(netlink: Netlink, put: Any) -
 @pytest.mark.netem
 def test_another_plan_or_none_in_the_kernel_is_found_out(netlink: Netlink) -> None:
     netem.apply_plan(netlink, "x", PLAN, link="bench up")
-    with pytest.raises(ShapingError, match=r"bench up: asked for .*limit_packets=5.*the kernel has .*limit_packets=7"):
+    with pytest.raises(ShapingError, match=r"bench up: requested .*limit_packets=5.*the kernel has .*limit_packets=7"):
         netem.check_plan(netlink, "x", PLAN._replace(limit_packets=5), link="bench up")
     netlink.set_root_qdisc("x", "pfifo", struct.pack("=I", 10))
     with pytest.raises(ShapingError, match="pfifo"):
         netem.check_plan(netlink, "x", PLAN, link="bench up")
-    with pytest.raises(ShapingError, match="bench up: asked for netem on x, the kernel has pfifo"):
+    with pytest.raises(ShapingError, match="bench up: requested netem on x, the kernel has pfifo"):
         netem.change_plan(netlink, "x", PLAN, link="bench up")
     assert netlink.root_qdiscs()["x"].kind == "pfifo"
     with pytest.raises(ShapingError, match="pfifo"):
-        netem.read_counters(netlink, "x")
+        shaping.read_counters(netlink, "x")
+
+
+def shaped(queue: str, layer: Literal["ip", "ethernet"] = "ip", **update: Any) -> Shaping:
+    return plan_shaping(changed(queue=queue, **update), mtu=1500, layer=layer)
+
+
+QUEUES = ["fifo", "fq_codel", "cake", "red"]
+
+
+@pytest.mark.netem
+@pytest.mark.parametrize("layer", ["ip", "ethernet"])
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("rate_bps", [8_000, 10_000_000, 100_000_000_000])
+def test_a_queue_behind_netem_is_held_as_asked(
+    netlink: Netlink, queue: str, layer: Literal["ip", "ethernet"], rate_bps: int
+) -> None:
+    plan, other = (shaped(queue, layer, rate_bps=rate) for rate in (rate_bps, 4_000_000))
+    netem.apply_plan(netlink, "x", plan.netem, link="bench", sizes=plan.sizes)
+    with pytest.raises(ShapingError, match=r"behind netem on x, the kernel has \[\]"):
+        shaping.check_shaping(netlink, "x", plan, link="bench")
+    assert shaping.apply_shaping(netlink, "x", plan, link="bench") == plan
+    with pytest.raises(ShapingError, match=f"bench: x: requested {other.children[0].kind}"):
+        shaping.check_shaping(netlink, "x", other._replace(netem=plan.netem), link="bench")
+    assert shaping.change_shaping(netlink, "x", plan, other, link="bench") == other
+    assert shaping.change_shaping(netlink, "x", None, plan, link="bench") == plan
+
+
+@pytest.mark.netem
+@pytest.mark.virtual_clock
+def test_what_waits_leaves_at_the_rate_of_now(bench: Bench) -> None:
+    """1,000 bytes of IP take 1 ms, after a change 10 ms, then 1 ms again; each packet is behind its delay."""
+    fast, slow = (shaped("fifo", rate_bps=rate, delay_ns=20_000_000) for rate in (8_000_000, 800_000))
+    late_s = 1.5e-3  # a full packet's time
+    slow = slow._replace(netem=fast.netem)
+    shaping.apply_shaping(bench.netlink, "x", fast, link="bench")
+    began = time.time()
+    bench.send(30, size=1000 - 28)
+    time.sleep(0.02 + late_s + 0.0095)
+    shaping.change_shaping(bench.netlink, "x", fast, slow, link="bench")
+    time.sleep(0.1)
+    shaping.change_shaping(bench.netlink, "x", slow, fast, link="bench")
+    time.sleep(0.1)
+    numbers, times = bench.arrivals()
+    assert numbers == list(range(30))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert times[0] - began == pytest.approx(0.02 + late_s, abs=2e-4)
+    assert gaps[:8] == pytest.approx([1e-3] * 8, abs=TICK_S)
+    assert gaps[11:18] == pytest.approx([1e-2] * 7, abs=TICK_S)
+    assert gaps[-8:] == pytest.approx([1e-3] * 8, abs=TICK_S)
+    carried = shaping.read_counters(bench.netlink, "x")
+    assert (carried.packets, carried.bytes, carried.dropped_buffer) == (30, 30_000, 0)
 
 
 @pytest.mark.root
@@ -232,7 +284,7 @@ def test_delay_and_rate_act_on_packets(bench: Bench) -> None:
     numbers, times = bench.arrivals()
     assert numbers == list(range(100))
     assert times[-1] - start == pytest.approx(0.120, abs=TICK_S)
-    carried = netem.read_counters(bench.netlink, "x")
+    carried = shaping.read_counters(bench.netlink, "x")
     assert (carried.packets, carried.bytes) == (101, 100 + 100 * 1000)
     assert (carried.dropped_buffer, carried.dropped_loss, carried.backlog_bytes) == (0, None, 0)
 
@@ -245,7 +297,7 @@ def test_the_queue_drops_its_tail_at_the_limit_and_not_before(bench: Bench) -> N
     assert plan.limit_packets == 9_000 + 1
     netem.apply_plan(bench.netlink, "x", plan, link="bench")
     bench.send(plan.limit_packets + 100)
-    held = netem.read_counters(bench.netlink, "x")
+    held = shaping.read_counters(bench.netlink, "x")
     assert (held.packets, held.dropped_buffer, held.backlog_bytes) == (0, 100, plan.limit_packets * 32)
     assert bench.arrivals()[0] == list(range(plan.limit_packets))
 
@@ -329,4 +381,4 @@ def test_a_live_change_loses_nothing_that_waits(bench: Bench) -> None:
         assert netem.change_plan(bench.netlink, "x", plan, link="bench") == plan
         time.sleep(0.02)
     assert bench.arrivals()[0] == list(range(300))
-    assert netem.read_counters(bench.netlink, "x").dropped_buffer == 0
+    assert shaping.read_counters(bench.netlink, "x").dropped_buffer == 0

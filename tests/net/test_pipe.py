@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.net.meters import port_counters
-from testbed.net.relay.draws import mix
-from testbed.net.relay.loss import loss_model
+from testbed.net.relay.loss import loss_model, mix
 from testbed.net.relay.pipe import COUNTERS, Plain, Unshaped
 from testbed.net.relay.shaper import Shaper, build_pipe
 from testbed.net.relay.wire import OPPORTUNITY_BYTES, Opportunities, RunningTrace
+from testbed.profiles.timeline import Timeline, TimelineStep
 
 MS = 1_000_000
 ARRIVALS = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(20, 1500)), min_size=1, max_size=200)
@@ -291,6 +291,20 @@ def test_a_changing_link_keeps_order_and_its_highest_rate(arrivals, points):
     left = [due for _, _, (due,) in found]
     assert left == sorted(left)
     no_faster_than(max(rate_bps for rate_bps, _ in points), [(due, length) for _, length, (due,) in found])
+
+
+@given(st.lists(RATES, min_size=2, max_size=4), st.integers(1, 60), st.booleans())
+def test_what_waits_leaves_at_the_rates_of_its_time(rates, packets, repeats):
+    repeat_ns = len(rates) * 20 * MS if repeats else None
+    steps = [step(n * 20 * MS, rate_bps=rate_bps) for n, rate_bps in enumerate(rates)]
+    pipe = shaper(delay_ns=0, buffer_bytes=10**9, steps=steps, repeat_ns=repeat_ns)
+    pipe.play(0)
+    ends = [pipe.offer(0, 1000)[0] for _ in range(packets)]
+    exact = Timeline(tuple(TimelineStep(**each) for each in steps), repeat_ns)
+    for number, end in enumerate(ends, start=1):
+        # A packet's end is rounded up to a nanosecond, which may be worth more of them at a lower rate.
+        most_ns = 1 + number * max(rates) / min(rates)
+        assert -1 <= end - exact.carried_at(0, number * 8000) <= most_ns
 
 
 @given(ARRIVALS, ARRIVALS, RATES, RATES, DELAYS, DELAYS, KINDS)

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict, replace
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP
 
+from testbed import process
 from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate.effort import plan
 from testbed.net.probe import patterns
@@ -32,7 +32,8 @@ WORDS = st.integers(0, 0xFFFF)
 
 
 def test_the_probe_s_process_imports_no_library_that_is_slow_to_import():
-    command = [sys.executable, "-X", "importtime", "-m", "testbed.process", str(os.getpid()), "testbed.net.probe"]
+    python, *words = process.command_line("testbed.net.probe", parent=os.getpid())
+    command = [python, "-X", "importtime", *words]
     ended = subprocess.run(command, input='{"jobs": []}\n', capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
     assert json.loads(ended.stdout) == []

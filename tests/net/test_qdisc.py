@@ -112,9 +112,9 @@ def _later(**update: object) -> Schedule:
         (changed(jitter_ns=5, jitter_reorders=True), r"keeps the order.*'by-jitter'.*--engine relay"),
         (
             changed(delay_ns=3 * 10**9, jitter_ns=2**31),
-            r"jitter 2147483648 ns is more than netem's largest.*--engine relay",
+            r"jitter 2147483648 ns exceeds netem's maximum.*--engine relay",
         ),
-        (changed(schedule=_later(jitter_ns=2**31)), r"jitter 2147483648 ns is more"),
+        (changed(schedule=_later(jitter_ns=2**31)), r"jitter 2147483648 ns exceeds"),
     ],
     ids=["rate", "later-rate", "by-jitter", "jitter", "later-jitter"],
 )
@@ -133,6 +133,7 @@ PLAN = NetemPlan(
     gemodel=Gemodel(1, 2, 3, 4),
     reorder_u32=6,
     duplicate_u32=7,
+    corrupt_u32=9,
     slot=SlotPlan(1, 2, 3, 4),
     seed=8,
 )
@@ -147,8 +148,8 @@ def _attribute(kind: int, content: bytes) -> bytes:
     [
         (1, struct.pack("=3I", 0, 1, 0), "correlation"),
         (3, struct.pack("=2I", 6, 1), "correlation"),
-        (4, struct.pack("=2I", 1, 0), "corrupt"),
-        (5, _attribute(1, struct.pack("=5I", 1, 2, 3, 4, 5)), "not Gilbert-Elliott"),
+        (4, struct.pack("=2I", 1, 5), "correlation"),
+        (5, _attribute(1, struct.pack("=5I", 1, 2, 3, 4, 5)), "other than Gilbert-Elliott"),
         (6, struct.pack("=IiIi", 1, 0, 48, 5), "cells"),
         (7, struct.pack("=I", 1), "ecn"),
         (12, struct.pack("=qqiiqq", 1, 2, 3, 4, 5, 0), "slot table"),

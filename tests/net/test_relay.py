@@ -15,7 +15,7 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.relay import wire
 from testbed.net.relay.client import Relay, RelayPort, lateness_percentile
 from testbed.net.relay.tun import open_tun
-from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, RateTrace, Schedule, Slot, trace
+from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, RateTrace, Schedule, Slot, rate_trace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ def number(content):
 class Star:
     """A relay with one socket pair a port; `ends[k]` is what port k's device would be to its network."""
 
-    def __init__(self, stack, pipes, overhead_bytes=0):
+    def __init__(self, stack, pipes, overhead_bytes=0, behind=()):
         self.ends, ports, descriptors = [], [], []
         for index, (up, down) in enumerate(pipes):
             ours, its = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -52,6 +52,7 @@ class Star:
                     up=up,
                     down=down,
                     overhead_bytes=overhead_bytes,
+                    behind=dict(behind).get(f"port{index}"),
                 )
             )
         self.relay = stack.enter_context(Relay(ports, descriptors))
@@ -88,6 +89,41 @@ def test_no_packet_is_early_over_both_pipes(star):
         assert number(lab.ends[2].recv(2000)) == n
         # The first bytes through the fast pipe, then all through the slow one: 4 ms and 8 ms a packet.
         assert time.monotonic_ns() - start >= 50_000_000 + 4_000_000 + 8_000_000 * (n + 1)
+
+
+def test_behind_a_port_packets_pass_its_pipes_too_unless_they_stay_behind_it(star):
+    """Ports 1 and 2 are behind port 3, port 4 behind port 5; port 0 is the hub."""
+    slow, fast = pipe(rate_bps=10**6, delay_ns=30_000_000), pipe(rate_bps=10**7, delay_ns=5_000_000)
+    pipes = [(None, None), (fast, fast), (None, None), (slow, slow), (fast, fast), (fast, fast)]
+    lab = star(*pipes, behind={"port1": "port3", "port2": "port3", "port4": "port5"}.items())
+    packet_ns = {id(slow): 8_000_000, id(fast): 800_000}
+    paths = {
+        (1, 4): [(1, "up"), (3, "up"), (5, "down"), (4, "down")],
+        (2, 4): [(2, "up"), (3, "up"), (5, "down"), (4, "down")],
+        (4, 2): [(4, "up"), (5, "up"), (3, "down"), (2, "down")],
+        (1, 2): [(1, "up"), (2, "down")],
+        (2, 1): [(2, "up"), (1, "down")],
+        (1, 3): [(1, "up")],
+        (3, 1): [(1, "down")],
+        (2, 0): [(2, "up"), (3, "up"), (0, "down")],
+        (0, 2): [(0, "up"), (3, "down"), (2, "down")],
+    }
+    for (source, target), path in paths.items():
+        before = lab.relay.counters()
+        start = time.monotonic_ns()
+        lab.ends[source].send(packet(target, 7, 1000))
+        assert number(lab.ends[target].recv(2000)) == 7
+        took_ns = time.monotonic_ns() - start
+        chosen = [pipes[port][way == "down"] for port, way in path]
+        assert took_ns >= sum(each.delay_ns + packet_ns[id(each)] for each in chosen if each)
+        after = lab.relay.counters()
+        passed = {
+            (port, way)
+            for port in range(len(pipes))
+            for way in ("up", "down")
+            if after[f"port{port}"][way]["packets_in"] > before[f"port{port}"][way]["packets_in"]
+        }
+        assert passed == set(path)
 
 
 def test_what_cannot_be_delivered_is_counted(star):
@@ -172,12 +208,12 @@ def test_a_change_is_for_the_next_packet_and_keeps_what_is_under_way(star):
 
 
 def test_both_sides_mean_the_same_by_an_opportunity():
-    assert wire.OPPORTUNITY_BYTES == trace.OPPORTUNITY_BYTES  # written twice: the relay process does without pydantic
+    assert wire.OPPORTUNITY_BYTES == rate_trace.OPPORTUNITY_BYTES  # twice: the relay does without pydantic
 
 
 def test_a_trace_is_followed_packet_by_packet(star, tmp_path):
     (tmp_path / "slow.trace").write_text("40\n80\n200\n")
-    times, digest = trace.read_trace(tmp_path / "slow.trace")
+    times, digest = rate_trace.read_trace(tmp_path / "slow.trace")
     slow = RateTrace(file="slow.trace", digest=digest, length_ms=200, opportunities=len(times), loop=True, offset_ms=0)
     lab = star((None, None), (pipe(trace=slow), None))
     begin = time.monotonic_ns()
@@ -192,7 +228,7 @@ def test_a_trace_is_followed_packet_by_packet(star, tmp_path):
 @pytest.mark.parametrize("live", [False, True])
 def test_slots_are_refused_before_anything_starts(star, live):
     slotted = pipe(slot=Slot(wait_ns=1, wait_max_ns=1, packets=1, max_bytes=0))
-    with pytest.raises(SpecError, match="engine netem only"):
+    with pytest.raises(SpecError, match="only engine netem"):
         star((None, None), (None, None)).relay.change("port1", "up", slotted) if live else star((slotted, None))
 
 

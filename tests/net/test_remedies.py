@@ -95,7 +95,7 @@ def test_every_problem_has_a_remedy_in_one_line_without_gaps(
         (facts(id="fedora", release="6.11.fc41"), "dnf install kernel-modules-extra-6.11.fc41 &&"),
         (facts(id="ubuntu", kernel=_WSL), "--engine relay"),
         (facts(marks=_DOCKER), "on the host: sudo modprobe"),
-        (facts(marks=_DOCKER, kernel=_LINUXKIT), "testbed vm --build"),
+        (facts(marks=_DOCKER, kernel=_LINUXKIT), "testbed vm -- COMMAND"),
         (facts(id="ubuntu", GITHUB_ACTIONS="true", release="6.11-azure"), "linux-modules-extra-6.11-azure"),
         (facts(marks=()), "loads no modules"),
         (facts(id="ubuntu", marks=("/.dockerenv",)), "loads no modules"),

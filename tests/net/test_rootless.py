@@ -55,7 +55,7 @@ def _unprivileged(made: str) -> subprocess.CompletedProcess[str]:
 @SHAPES
 def test_a_lab_stands_without_root(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
     done = _unprivileged(lab_spec(names, engine, shape).model_dump_json())
-    if "CapabilityError: cannot make a user namespace" in done.stderr:
+    if "CapabilityError: cannot create a user namespace" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     record = LabRecord.model_validate_json(done.stdout)
@@ -70,7 +70,7 @@ def test_a_lab_stands_without_root(shape: str, names: tuple[str, ...], engine: s
 @pytest.mark.parametrize(
     ("setting", "value", "advice"),
     [
-        ("kernel/apparmor_restrict_unprivileged_userns", "1", "docs/virtual-machines.md has a profile"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "docs/virtual-machines.md for a profile"),
         ("kernel/unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
         ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
     ],
@@ -87,7 +87,7 @@ def test_a_machine_that_forbids_it_is_told_how_to_allow_it(
 
     monkeypatch.setattr(rootless, "unshare", refuse)
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # tests before this one may have left a library's threads
-    with pytest.raises(CapabilityError, match=r"cannot make a user namespace.*Operation not permitted") as caught:
+    with pytest.raises(CapabilityError, match=r"cannot create a user namespace.*Operation not permitted") as caught:
         rootless.enter()
     assert advice in str(caught.value)
     assert "guest kernel" in str(caught.value)

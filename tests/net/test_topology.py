@@ -9,7 +9,7 @@ import pytest
 from testbed import profiles, spec
 from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError
-from testbed.net.plan import LabPlan, Plug
+from testbed.net.lab_plan import LabPlan, Plug
 from testbed.net.topology import MAX_NODES, plan_lab
 from testbed.profiles import LinkProfile, Slot
 
@@ -32,17 +32,36 @@ def _agreeing(name: str) -> LinkProfile:
     return profiles.load_profile(name).model_copy(update={"mtu": 1500, "slow_start_after_idle": False})
 
 
-CASES = [
+SITES = (((0, 2), "cable"), ((3,), "lossy-80mbps, background=1 cubic up"))
+CASES: list[tuple[spec.Topology, str, spec.Engine, int]] = [
     (shape, mixture, engine, nodes)
     for shape in SHAPES
     for mixture in MIXTURES
     for engine in ("netem", "relay")
     for nodes in (2, 4, 40)
 ]
+SITED = [(mixture, engine) for mixture in (*MIXTURES, "shared") for engine in ("netem", "relay")]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
+def _sited(mixture: str, engine: spec.Engine) -> LabPlan:
+    """A star of five nodes in two sites, some of them with background flows."""
+    return plan_lab("star", _sited_profiles(mixture), 5, engine, _sites())
+
+
+def _sited_profiles(mixture: str) -> list[LinkProfile]:
+    if mixture != "shared":
+        return _profiles(MIXTURES[mixture], 5)
+    return [_agreeing(name) for name in ("cable, background=web down + call up", *("datacenter", "cable") * 2)]
+
+
+def _sites() -> tuple[spec.SiteSpec, ...]:
+    return tuple(spec.SiteSpec(nodes=nodes, profile=_agreeing(name)) for nodes, name in SITES)
+
+
+@pytest.fixture(params=CASES + SITED, ids=lambda case: "-".join(map(str, case)))
 def case(request: pytest.FixtureRequest) -> tuple[str, LabPlan]:
+    if len(request.param) == 2:
+        return "star", _sited(*request.param)
     shape, mixture, engine, nodes = request.param
     return shape, plan_lab(shape, _profiles(MIXTURES[mixture], nodes - (shape == "line")), nodes, engine)
 
@@ -133,7 +152,10 @@ def test_the_transport_is_stated_wherever_connections_end(case: tuple[str, LabPl
     _, plan = case
     for space in plan.namespaces:
         assert ("net.ipv4.tcp_slow_start_after_idle" in space.sysctls) == (space.role != "gateway")
-        assert all((route.congestion_control is None) == (space.role == "gateway") for route in space.routes)
+        homes = {address for s in plan.namespaces if s.role == "home" for _, address in s.addresses}
+        for route in space.routes:
+            chosen = space.role in ("gateway", "home") or route.destination.partition("/")[0] in {*homes, "10.79.0.0"}
+            assert (route.congestion_control is None) == chosen  # the flows of a home choose their own
 
 
 @pytest.mark.parametrize("engine", ["netem", "relay"])
@@ -189,5 +211,78 @@ def test_a_pipe_that_the_relay_cannot_carry_out_is_refused_by_the_plan() -> None
     slotted = profile.model_copy(update={"up": profile.up.model_copy(update={"slot": slot})})
     for shape, nodes in (("star", 1), ("line", 2)):
         assert plan_lab(shape, [slotted], nodes, "netem").shaped
-        with pytest.raises(SpecError, match="slot is carried out by engine netem only"):
+        with pytest.raises(SpecError, match="only engine netem implements slot"):
             plan_lab(shape, [slotted], nodes, "relay")
+
+
+def _crossed(plan: LabPlan, source: str, target: str) -> list[tuple[str, str]]:
+    """The shaped links and directions that a packet crosses under netem, as routes and cables lead it."""
+    spaces = {space.name: space for space in plan.namespaces}
+    shaped = {(device.namespace, device.device): (device.link, device.direction) for device in plan.shaped}
+    here, address, crossed = source, spaces[target].addresses[0][1], []
+    while here != target:
+        stated = {route.destination: route for route in spaces[here].routes}
+        route = stated.get(f"{address}/32") or stated["default"]
+        if (passed := shaped.get((here, route.device))) is not None:
+            crossed.append(passed)
+        here = _other_end(plan, here, route.device).namespace
+        assert len(crossed) < 9
+    return crossed
+
+
+@pytest.mark.parametrize("mixture", [mixture for mixture, engine in SITED if engine == "netem"])
+def test_packets_cross_the_links_that_the_formula_says(mixture: str) -> None:
+    plan, sites = _sited(mixture, "netem"), _sites()
+    names = spec.link_names("star", 5, sites)
+    profiles_of = [link.profile for link in plan.links]
+    assert [link.name for link in plan.links] == list(names)
+    for source, target in itertools.permutations(range(5), 2):
+        path = spec.link_path("star", 5, sites, source, target)
+        expected = [(names[link], way) for link, way in path if profiles_of[link].pipe(way) is not None]
+        assert _crossed(plan, f"node-{source}", f"node-{target}") == expected
+    for link in plan.links:
+        assert (link.home is not None) == (link.profile.background is not None)
+        if link.home is not None:
+            ways = [way for way in LINK_DIRECTIONS if link.profile.pipe(way)]
+            pairs = {"up": (link.home.namespace, link.far.namespace), "down": (link.far.namespace, link.home.namespace)}
+            for way in ways:
+                assert _crossed(plan, *pairs[way]) == [(link.name, way)]
+
+
+@pytest.mark.parametrize("mixture", [mixture for mixture, engine in SITED if engine == "relay"])
+def test_ports_of_the_relay_are_behind_each_other_as_the_formula_says(mixture: str) -> None:
+    plan, sites = _sited(mixture, "relay"), _sites()
+    names = spec.link_names("star", 5, sites)
+    behind = {tun.name: tun.behind for tun in plan.tuns}
+
+    def above(port: str | None) -> list[str]:
+        return [] if port is None else [port, *above(behind[port])]
+
+    for source, target in itertools.permutations(range(5), 2):
+        here, there = (above(f"node-{node}") for node in (source, target))
+        path = [(port, "up") for port in here if port not in there]
+        path += [(port, "down") for port in reversed(there) if port not in here]
+        assert path == [(names[link], way) for link, way in spec.link_path("star", 5, sites, source, target)]
+    homes = {link.home.namespace: link.name for link in plan.links if link.home}
+    assert {name: behind[name] for name in homes} == homes
+
+
+@pytest.mark.parametrize(
+    ("topology", "sites", "says"),
+    [
+        ("line", [(0,)], "star"),
+        ("star", [], "at least one"),
+        ("star", [(0, 9)], "node 9"),
+        ("star", [(0,), (1, 0)], "twice"),
+    ],
+)
+def test_sites_that_make_no_lab_are_refused(topology: spec.Topology, sites: list[tuple[int, ...]], says: str) -> None:
+    cable = profiles.load_profile("cable")
+    specs = tuple(spec.SiteSpec(nodes=nodes, profile=cable) for nodes in sites)
+    with pytest.raises(SpecError, match=says):
+        plan_lab(topology, [cable], 3, "netem", specs)
+
+
+def test_background_flows_need_a_star() -> None:
+    with pytest.raises(SpecError, match="star"):
+        plan_lab("line", [profiles.load_profile("cable, background=1 cubic up")], 2, "netem")

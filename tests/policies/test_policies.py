@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
 from testbed.metrics.wires import HEADER_BYTES
-from testbed.pipeline.frame import HEADER_BYTES as FRAME_BYTES
-from testbed.play.data_parallel import DataParallelShape
-from testbed.play.unlinked import ideal_steps_ns
 from testbed.policies import dagc, deco, fedluck, thresholds
 from testbed.policies.cycle import MessageSize, iteration_s, steady_cycle_s
-from testbed.policies.links import LinkEstimate, PassiveEstimator, oracle
+from testbed.policies.link_estimate import LinkEstimate, PassiveEstimator, oracle
+from testbed.predict.data_parallel_shapes import DataParallelShape
 from testbed.profiles import load_profile
+from testbed.runtime.frame import HEADER_BYTES as FRAME_BYTES
+from testbed.trace.simulate import ideal_steps_ns
 
 EXPANSION = 2.0
 NS = 1e9

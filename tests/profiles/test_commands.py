@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed import profiles
-from testbed.cli import app
+from testbed.cli import make_app
 from testbed.errors import SpecError, UserError
-from testbed.profiles import trace, trace_sources
+from testbed.profiles import rate_trace, trace_sources
 
 
 def _run(*arguments: str) -> str:
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(make_app(), arguments)
     if isinstance(done.exception, UserError):
         raise done.exception
     assert done.exit_code == 0, done.output
@@ -35,7 +35,7 @@ def test_a_generated_trace_is_written_and_told(tmp_path: Path) -> None:
     file = tmp_path / "a.trace"
     recipe = trace_sources.checked_recipe("here", kind="cellular", seed=5, seconds=20, mean_rate="6Mbit")
     told = _run(*recipe.command(str(file)).split()[3:])
-    assert trace.read_trace(file).times == recipe.make()
+    assert rate_trace.read_trace(file).times == recipe.make()
     assert f"a.trace: 20 s, {len(recipe.make()):,} packets of 1500 bytes, 6 Mbit/s on average; slowest second" in told
     assert _run("rate-trace", "show", str(file)) == told
 
@@ -44,7 +44,7 @@ def test_a_csv_file_is_converted(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("\ufefftime,down\n0,12\n1,36\n2,0\n", encoding="utf8")
     columns = ("--time-column", "time", "--rate-column", "down", "--time-unit", "s", "--rate-unit", "Mbit/s")
     told = _run("rate-trace", "convert", str(tmp_path / "log.csv"), *columns, "-o", str(tmp_path / "log.trace"))
-    assert trace.read_trace(tmp_path / "log.trace").times == trace.trace_from_rates(
+    assert rate_trace.read_trace(tmp_path / "log.trace").times == rate_trace.trace_from_rates(
         [(1000, 12_000_000), (1000, 36_000_000)]
     )
     assert "2 s, 4,000 packets of 1500 bytes, 24 Mbit/s on average; slowest second 12 Mbit/s, fastest 36 Mbit/s" in told

@@ -12,7 +12,7 @@ from testbed import profiles
 from testbed.errors import SpecError
 from testbed.net.relay.client import pipe_table
 from testbed.net.relay.wire import Opportunities, RunningTrace
-from testbed.profiles import Bernoulli, Change, Pipe, RateTrace, Schedule, Slot, trace
+from testbed.profiles import Bernoulli, Change, Pipe, RateTrace, Schedule, Slot, rate_trace
 from testbed.profiles.timeline import timeline
 
 MS = 1_000_000
@@ -108,8 +108,8 @@ def test_a_trace_lets_every_packet_through_so_many_times_as_late(
 
 def traced(folder: Path, times: list[int], *, loop: bool, offset_ms: int) -> Pipe:
     path = folder / "some.trace"
-    path.write_text(trace.format_trace(times), encoding="ascii")
-    found = trace.read_trace(path)
+    path.write_text(rate_trace.format_trace(times), encoding="ascii")
+    found = rate_trace.read_trace(path)
     asked = RateTrace(
         file=path.name,
         digest=found.digest,

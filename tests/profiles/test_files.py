@@ -112,12 +112,12 @@ _MISTAKES = {
     'rate = "8.001kbit"': "is not a whole number of bytes per second, the kernel's unit; write 8kbit or 8.008kbit",
     "delay = 10": "up.delay: time 10 is not a number with a unit; write for example '25ms'",
     'delay = "10.000000001s"': "up.delay: 10.000000001s is out of range; choose 0ns to 10s",
-    'jitter = "10.5ms"': "up: the jitter of 10.5ms is more than the delay of 10ms; no packet arrives",
+    'jitter = "10.5ms"': "up: jitter 10.5ms exceeds delay 10ms, so packets would arrive",
     'buffer = "1499B"': "up.buffer holds 1499 bytes, less than one packet of 1500; enlarge it",
     'buffer = "0ms"': "up.buffer: 0B is out of range; choose 1B to 10GB",
     'buffer = "11GB"': "up.buffer: 11GB is out of range; choose 1B to 10GB",
     "buffer = 100": "up.buffer: buffer 100 is neither a time nor a size; write for example",
-    'loss = "100%"': "up.loss: 100% is out of range; choose more than 0% to less than 100%",
+    'loss = "101%"': "up.loss: share '101%' is more than 100%",
     "loss = 0.1": "up.loss: share 0.1 is not a percentage; write for example '0.1%'",
     BURSTS.replace('"1%"', '"0%"'): "up.loss.enter_bad: 0% is out of range; choose more than 0% to 100%",
     BURSTS.replace('"30%"', '"0%"'): "up.loss.leave_bad: 0% is out of range; choose more than 0% to 100%",
@@ -130,36 +130,36 @@ _MISTAKES = {
     BURSTS.replace("enter_bad", "enter_bed"): "there is no key of up.loss 'enter_bed'; did you mean",
     'reorder = "101%"': "up.reorder: share '101%' is more than 100%",
     "duplicate = 0.1": "up.duplicate: share 0.1 is not a percentage",
-    'reorder = "by-jitter"': "up: reorder is 'by-jitter', and there is no jitter; state one",
+    'reorder = "by-jitter"': "up: reorder is 'by-jitter' without a jitter; set one",
     "seed = -1": "up.seed: -1 is out of range; choose 0 to 9223372036854775807",
     "seed = 1.0": "up.seed: Input should be a valid integer, found 1.0",
-    SLOT.replace("8ms", "1ms"): "up.slot: wait_max is 1ms, less than wait, which is 2ms",
+    SLOT.replace("8ms", "1ms"): "up.slot: wait_max 1ms is less than wait 2ms",
     SLOT.replace("2ms", "0ms"): "up.slot.wait: 0ns is out of range; choose 1ns to 10s",
     SLOT.replace("16", "-1"): "up.slot.packets: -1 is out of range; choose 0 to 2147483647",
     SLOT.replace('"none"', '"3GB"'): "up.slot.bytes: 3GB is out of range; choose 0B to 2.14",
     'schedule = [{ at = "2s", loss = "1%" }, { at = "1s", loss = "2%" }]': (
-        "up.schedule: change [1] is at 1s, change [0] at 2s; the times of a schedule must increase"
+        "up.schedule: change [1] is at 1s, change [0] at 2s; a schedule's times must increase"
     ),
-    'schedule = [{ at = "1s" }]': "up.schedule[0] changes nothing; it may state rate",
+    'schedule = [{ at = "1s" }]': "up.schedule[0] changes nothing; set at least one of rate",
     'schedule = [{ rate = "8Mbit" }]': "up.schedule[0] lacks at",
     "schedule = []": "up.schedule must be a list of changes such as { at = '10s', rate = '40Mbit' }",
     'schedule = [{ at = "86401s", rate = "8Mbit" }]': "up.schedule[0].at: 86401s is out of range; choose 0ns to 86400s",
     'schedule = [{ at = "1s", rate = "1kbit" }]': "up.schedule[0].rate: 1kbit is out of range; choose 8kbit to 100Gbit",
-    'schedule = [{ at = "1s", jitter = "20ms" }]': "up.schedule[0]: the jitter of 20ms is more than the delay of 10ms",
+    'schedule = [{ at = "1s", jitter = "20ms" }]': "up.schedule[0]: jitter 20ms exceeds delay 10ms",
     'schedule = [{ at = "2s", rate = "8Mbit" }]\nrepeat = "2s"': (
-        "up.schedule: it repeats after 2s, and its last change is at 2s; repeat later than that"
+        "up.schedule: it repeats after 2s, but its last change is at 2s; set a longer repeat"
     ),
     'schedule = [{ at = "0s", rate = "8Mbit" }]\nrepeat = "0s"': "up.repeat: 0ns is out of range; choose 1ns to 86400s",
-    'repeat = "2s"': "up.repeat has no meaning without up.schedule; remove it, or state changes",
+    'repeat = "2s"': "up.repeat needs up.schedule; remove it, or add a schedule",
     "mtu = 100": "mtu: 100 bytes is out of range; choose 576 bytes to 9000 bytes",
     'mtu = "1500"': "mtu: Input should be a valid integer, found '1500'",
     'layer = "l3"': "layer: Input should be 'ip' or 'ethernet', found 'l3'",
     'congestion_control = "BBR v3"': (
-        "congestion_control: 'BBR v3' does not name a TCP congestion control; write it as Linux does"
+        "congestion_control: 'BBR v3' is not a TCP congestion control; use a name that Linux knows"
     ),
     'slow_start_after_idle = "false"': "slow_start_after_idle: Input should be a valid boolean, found 'false'",
     'source = ""': "source: String should have at least 1 character",
-    'down = "fast"': "down must be a table or the word 'unshaped', found 'fast'",
+    'down = "fast"': "down must be a table or 'unshaped', found 'fast'",
     "summary = ": "is not TOML",
 }
 
@@ -180,10 +180,10 @@ def test_a_mistake_is_one_message_with_file_and_key(tmp_path: Path, edit: str, m
 @pytest.mark.parametrize(
     ("text", "instead", "message"),
     [
-        ('buffer = "100ms"\n', "", "[up] lacks buffer; a profile states every number"),
+        ('buffer = "100ms"\n', "", "[up] lacks buffer; a profile must set every value"),
         ("buffer =", "bufer =", "there is no key of [up] 'bufer'; did you mean 'buffer'?"),
         ("mtu =", "mut =", "there is no key 'mut'; did you mean 'mtu'?"),
-        ('source = "t"\n', "", "it lacks source; a profile states every number, or extends one that does"),
+        ('source = "t"\n', "", "it lacks source; set every value, or extend a profile that does"),
     ],
 )
 def test_a_key_that_is_missing_or_misspelt_is_named(tmp_path: Path, text: str, instead: str, message: str) -> None:
@@ -221,11 +221,9 @@ def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, 'extends = "two"\n', "one")
     _write(tmp_path, 'extends = "three"\n', "two")
     three = _write(tmp_path, 'extends = "one"\n', "three")
-    with pytest.raises(
-        SpecError, match=r"three\.toml: extends goes in a circle: three -> one -> two -> three; one of them must"
-    ):
+    with pytest.raises(SpecError, match=r"three\.toml: extends is circular: three -> one -> two -> three; remove one"):
         profiles.read_profile(three)
-    with pytest.raises(SpecError, match="circle: mine -> mine"):
+    with pytest.raises(SpecError, match="circular: mine -> mine"):
         _read(tmp_path, 'extends = "mine"\n')
 
 
@@ -269,9 +267,9 @@ def test_set_changes_what_the_file_says(tmp_path: Path) -> None:
         ("upp.rate=40Mbit", "there is no key of a profile 'upp'; did you mean 'up'?"),
         ("extends=lte", "there is no key of a profile 'extends'"),
         ("up.rate=80000000", "up.rate: rate 80000000 is not a number with a unit"),
-        ("up.loss.leave_bad=1%", "loss is 'none', and has no leave_bad; state the whole table in a file"),
+        ("up.loss.leave_bad=1%", "loss is 'none', without a key leave_bad; write the whole table in a file"),
         ("up.rate.x=1", "there is no key of up.rate 'x'"),
-        ("down.rate=40Mbit", "down is 'unshaped', and has no rate; state the whole table in a file"),
+        ("down.rate=40Mbit", "down is 'unshaped', without a key rate; write the whole table in a file"),
         ("mtu=100", "mtu: 100 bytes is out of range"),
     ],
 )
@@ -332,7 +330,7 @@ def test_any_value_of_any_key_is_understood_or_told_in_one_line(changes: list[tu
 
 # --- there and back
 
-_words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30)
+_words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=30)
 _link_profiles = st.builds(
     LinkProfile,
     name=st.just("mine"),

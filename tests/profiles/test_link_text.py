@@ -49,11 +49,11 @@ def test_the_same_link_is_one_however_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("link()", "of the form link"),
-        ("link(80Mbit)", "of the form link"),
-        ("link(80Mbit, 10ms", "of the form link"),
-        ("link(80Mbit, 10ms,)", "of the form link"),
-        ("link(rate=80Mbit, 10ms)", "of the form link"),
+        ("link()", "write link"),
+        ("link(80Mbit)", "write link"),
+        ("link(80Mbit, 10ms", "write link"),
+        ("link(80Mbit, 10ms,)", "write link"),
+        ("link(rate=80Mbit, 10ms)", "write link"),
         ("link(80, 10ms)", "80"),
         ("link(80Mbit, 10)", "10"),
         ("link(80Mbit, 10ms, colour=red)", "colour"),
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said(text: str, says: str) -> None:
 
 def test_a_buffer_that_nobody_stated_is_named_where_it_is_too_small() -> None:
     said = buffer_remark([load_profile(f"link(7Mbit, {delay}ms)") for delay in (90, 10, 200)], 1)
-    assert said.startswith("no buffer is stated for link-7Mbit-90ms, link-7Mbit-200ms; it is 100ms, less than")
+    assert said.startswith("link-7Mbit-90ms, link-7Mbit-200ms has no stated buffer; the default 100ms is less than")
     assert "buffer=400ms" in said
 
 

@@ -13,7 +13,7 @@ from testbed import paths, profiles
 from testbed.commands.profiles import profile_table
 from testbed.errors import UserError
 from testbed.net.kernel.netem_plan import plan_netem
-from testbed.profiles import LinkProfile, trace, trace_sources
+from testbed.profiles import LinkProfile, rate_trace, trace_sources
 from testbed.profiles.profiles_page import draw_profiles_page
 from testbed.profiles.timeline import timeline
 
@@ -84,7 +84,7 @@ def test_every_shipped_trace_is_what_its_recipe_makes() -> None:
     assert recipes.keys() == {path.name for path in (FOLDER / "traces").glob("*.trace")}
     for file, recipe in recipes.items():
         content = (FOLDER / "traces" / file).read_bytes()
-        assert content == trace.format_trace(recipe.make()).encode("ascii"), recipe.command(file)
+        assert content == rate_trace.format_trace(recipe.make()).encode("ascii"), recipe.command(file)
         assert len(content) < 300_000
 
 
@@ -97,12 +97,12 @@ def test_a_generated_trace_has_its_length_and_mean_and_depends_on_the_seed(kind:
     assert times == make(1)
     assert (times != make(2)) == (kind != "constant")
     assert times[-1] == 40_000
-    assert trace.mean_rate_bps(times) == pytest.approx(6_000_000, rel=1e-3)
+    assert rate_trace.mean_rate_bps(times) == pytest.approx(6_000_000, rel=1e-3)
 
 
 def test_starlinks_trace_changes_every_15_seconds() -> None:
     times = trace_sources.checked_recipe("here", kind="starlink", seed=3, seconds=60, mean_rate="24Mbit").make()
-    rates = trace.bin_rates(times, 100)
+    rates = rate_trace.bin_rates(times, 100)
     slow = [number for number, rate in enumerate(rates) if rate < 0.3 * 24_000_000]
     assert slow == [150, 300, 450]
 

@@ -23,6 +23,8 @@ _CLAIMS = st.builds(
     published=_TEXTS,
     ours=_WORDS,
     interval=_WORDS,
+    scale=_TEXTS,
+    grade=st.sampled_from(list(claims.GRADES)),
     verdict=st.sampled_from(claims.VERDICTS),
     why=_WORDS,
     command=_WORDS,
@@ -41,6 +43,7 @@ ONE = Claim(
     published="4.0x",
     ours="3.9x",
     interval="3.8 to 4.0 (5 seeds)",
+    grade="A",
     verdict="holds",
     why="the interval includes 4.0",
     command="python -m testbed reproduce one",
@@ -60,8 +63,8 @@ def test_claims_are_read_back_as_written(made: list[Claim]) -> None:
 @given(st.text(max_size=200) | _MANY.map(claims.format_claims).flatmap(lambda text: st.just(text[: len(text) // 2])))
 def test_any_text_is_claims_or_a_message(text: str) -> None:
     with suppress(SpecError):
-        found = claims.parse_claims(text, "some.csv")
-        assert claims.parse_claims(claims.format_claims(found), "some.csv") == found
+        parsed = claims.parse_claims(text, "some.csv")
+        assert claims.parse_claims(claims.format_claims(parsed), "some.csv") == parsed
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_a_row_that_is_no_claim_is_named(changed: dict[str, str], message: str) 
 
 
 def test_a_claim_is_not_made_twice(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="stands twice"):
+    with pytest.raises(SpecError, match="duplicate claim"):
         claims.write_claims(tmp_path / "claims.csv", [ONE, ONE.model_copy(update={"ours": "5x"})])
     claims.write_claims(tmp_path / "claims.csv", [ONE, ONE.model_copy(update={"source": "somebody else"})])
     assert [claim.source for claim in claims.read_claims(tmp_path / "claims.csv")] == [ONE.source, "somebody else"]
@@ -93,13 +96,13 @@ def test_a_claim_is_not_made_twice(tmp_path: Path) -> None:
 @given(_PAGES)
 def test_any_page_is_filled_with_its_own_blocks_or_refused(page: str) -> None:
     try:
-        found = blocks.parse_blocks(page, "page.md")
+        parsed = blocks.parse_blocks(page, "page.md")
     except SpecError:
         return
-    filled = blocks.fill_blocks(page, found, "page.md")
-    assert blocks.fill_blocks(filled, found, "page.md") == filled
+    filled = blocks.fill_blocks(page, parsed, "page.md")
+    assert blocks.fill_blocks(filled, parsed, "page.md") == filled
     assert blocks.outside_blocks(filled, "page.md") == blocks.outside_blocks(page, "page.md")
-    if all(text and text == text.strip("\n") for text in found.values()):
+    if all(text and text == text.strip("\n") for text in parsed.values()):
         assert filled == page
 
 
@@ -132,20 +135,24 @@ def test_a_file_has_a_place_for_each_block_and_no_other(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf8") == "by hand\n<!-- generated: one -->\n1\n<!-- end -->\n"
     with pytest.raises(SpecError, match=r"has no block 'two'; add the lines <!-- generated: two -->"):
         blocks.write_blocks(page, {"one": "1", "two": "2"})
-    with pytest.raises(SpecError, match=r"has the block 'one', which nothing makes; known: two"):
+    with pytest.raises(SpecError, match=r"has the block 'one', but no program generates it; known: two"):
         blocks.write_blocks(page, {"two": "2"})
     with pytest.raises(ValueError, match="begins or ends a block"):
         blocks.write_blocks(page, {"one": "1\n<!-- end -->"})
     assert blocks.read_blocks(page) == {"one": "1"}
 
 
-def test_the_page_has_every_claim_and_its_verdict(tmp_path: Path) -> None:
+def test_the_page_has_the_headlines_and_counts_every_verdict(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("first", "second")]
     for folder, verdict in zip(folders, ("holds", "fails"), strict=True):
         folder.mkdir()
         claims.write_claims(folder / "claims.csv", [ONE.model_copy(update={"verdict": verdict})])
-    page = claims.claims_page(folders, "../experiments")
-    assert "1 hold, 1 fail, 0 are not resolved" in page
-    for folder, verdict in zip(folders, ("holds", "fails"), strict=True):
-        assert f"## [{folder.name}](../experiments/{folder.name}/README.md)" in page
-        assert f"| 3.9x (3.8 to 4.0 (5 seeds)) | **{verdict}** |" in page
+    head = claims.Headline(experiment="second", claim=ONE.claim[:9], says="so | so", figure="a.png")
+    page = claims.claims_page([head], folders, "../experiments")
+    second = "[so \\| so](../experiments/second/README.md)"
+    assert f"| {second} | 4.0x | 3.9x (3.8 to 4.0 (5 seeds)) | \N{EN DASH} | A | **fails** | [picture](" in page
+    assert "## All 2 claims of 2 experiments" in page
+    for name, verdict in (("first", "holds"), ("second", "fails")):
+        assert f"| [{name}](../experiments/{name}/README.md) | 1 | 0 | 0 | 0 | 1 {verdict} |" in page
+    with pytest.raises(SpecError, match="second has 0 claims that begin with 'no such'"):
+        claims.claims_page([head.model_copy(update={"claim": "no such"})], folders, "../experiments")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from testbed.codecs.bench.results import SLOW_BPS, CodecBenchmark, CodecCost
+from testbed.codecs.bench.measurements import SLOW_BPS, CodecBenchmark, CodecCost
 from testbed.report import codec_costs
 
 
 def measured(codec: str, bits: float, error: float, direction: str = "forward", package: str = "") -> CodecCost:
     what = {"codec": codec, "package": package, "direction": direction, "values": 1000, "bits_per_value": bits}
-    found = {"encode_s": 1e-3, "decode_s": 3e-3, "payload_bytes": round(bits * 1000 / 8), "relative_error": error}
-    return CodecCost.model_validate(what | found)
+    numbers = {"encode_s": 1e-3, "decode_s": 3e-3, "payload_bytes": round(bits * 1000 / 8), "relative_error": error}
+    return CodecCost.model_validate(what | numbers)
 
 
 FOUND = CodecBenchmark(

@@ -98,21 +98,21 @@ def test_comparisons_follow_from_the_rows_of_seeds_csv_and_nothing_else(tables: 
         for codec in (row.ours, row.baseline):
             rows = tables.seeds[(tables.seeds.codec == codec) & ~tables.seeds.stated].drop_duplicates("seed")
             sides.append(dict(zip(rows.seed, rows.validation_loss, strict=True)))
-        found = difference(*sides)  # type: ignore[arg-type]
-        assert row.value == pytest.approx(found.estimate.value)
-        assert (row.low, row.high) == pytest.approx(found.estimate.interval)
-        assert row.detectable == pytest.approx(found.detectable)
+        compared = difference(*sides)  # type: ignore[arg-type]
+        assert row.value == pytest.approx(compared.estimate.value)
+        assert (row.low, row.high) == pytest.approx(compared.estimate.interval)
+        assert row.detectable == pytest.approx(compared.detectable)
         assert row.n == 4
 
 
 def test_times_are_compared_over_one_network_and_claims_by_what_they_name(tables: experiment_tables.Tables) -> None:
-    found = tables.comparisons
-    steps = found[(found.measure == "speed_up") & (found.ours == "int8") & (found.baseline == "fp32")]
+    rows = tables.comparisons
+    steps = rows[(rows.measure == "speed_up") & (rows.ours == "int8") & (rows.baseline == "fp32")]
     assert dict(zip(steps.profile, steps.n, strict=True)) == {"home": 2, "unshaped": 4}
     faster = dict(zip(steps.profile, steps.value, strict=True))
     assert faster["home"] > 1.01
-    assert set(found[found.measure == "time_to_loss"].profile) == {"home", "unshaped"}
-    claims = found[found.claim.notna() & (found.claim != "")].set_index("claim")
+    assert set(rows[rows.measure == "time_to_loss"].profile) == {"home", "unshaped"}
+    claims = rows[rows.claim.notna() & (rows.claim != "")].set_index("claim")
     assert claims.verdict["int8 costs 0.2"] == "fails"  # it costs 0.3 here, whatever the seed
     assert claims.value["its rate matters"] == pytest.approx(0.3)
     assert claims.verdict["its rate matters"] == "fails"
@@ -132,10 +132,10 @@ def test_tuning_and_its_check_are_listed_by_value_and_seed(tables: experiment_ta
 def test_each_measured_quantity_stands_once_with_the_runs_that_rest_on_it(
     folder: Path, tables: experiment_tables.Tables
 ) -> None:
-    found = tables.certificates
-    assert set(found.profile) == {"home", "unshaped"}
+    certificates = tables.certificates
+    assert set(certificates.profile) == {"home", "unshaped"}
     counts = tables.seeds.groupby("profile").size()
-    for network, rows in found.groupby("profile"):
+    for network, rows in certificates.groupby("profile"):
         assert set(rows.runs) == {counts[network]}
         assert not rows.duplicated(["link", "direction", "quantity", "detail"]).any()
 
@@ -154,7 +154,7 @@ def test_a_table_for_a_readme_shows_verdicts_and_only_columns_that_tell_somethin
 ) -> None:
     rows = experiment_verdicts.verdict_table(tables.comparisons, measure="loss", baseline="fp32")
     assert "baseline" not in rows.columns
-    assert {"arm", "found", "verdict"} <= set(rows.columns)
+    assert {"arm", "measured", "verdict"} <= set(rows.columns)
     assert all(verdict.split(" (")[0] in {"holds", "fails", "not resolved"} for verdict in rows.verdict)
 
 

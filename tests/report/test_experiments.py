@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import testbed
 from testbed.errors import ResultsError, SpecError
 from testbed.metrics.verdicts import judge
-from testbed.report import experiments
+from testbed.report import experiments, plots, publishing
 
 
 def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
@@ -66,22 +66,22 @@ def test_a_table_has_a_line_for_each_row_and_a_dash_for_what_is_missing() -> Non
 def test_a_band_holds_every_seed() -> None:
     axes = Figure().add_subplot()
     losses = [[5.0, 4.0, 3.5], [5.2, 3.8, 3.4], [5.1, 4.1, 3.0]]
-    experiments.band(axes, [1, 2, 3], losses, "#123456", "three")
+    plots.band(axes, [1, 2, 3], losses, "#123456", "three")
     (line,), (area,) = axes.lines, axes.collections
     assert list(line.get_ydata()) == pytest.approx(np.mean(losses, axis=0))
     corners = area.get_paths()[0].vertices
     for x, column in zip([1, 2, 3], zip(*losses, strict=True), strict=True):
-        found = corners[corners[:, 0] == x][:, 1]
-        assert (found.min(), found.max()) == (min(column), max(column))
+        heights = corners[corners[:, 0] == x][:, 1]
+        assert (heights.min(), heights.max()) == (min(column), max(column))
     with pytest.raises(ValueError, match="each seed needs one at each point"):
-        experiments.band(axes, [1, 2], losses, "#123456", "three")
+        plots.band(axes, [1, 2], losses, "#123456", "three")
 
 
 def test_figures_are_written_with_the_same_bytes_and_no_large_svg(tmp_path: Path) -> None:
     def drawn(points: int) -> list[Path]:
         figure = Figure()
         figure.add_subplot().plot(np.random.default_rng(0).random(points), "o")
-        return experiments.save_figure(figure, tmp_path, "one")
+        return publishing.save_figure(figure, tmp_path, "one")
 
     png, svg = drawn(10)
     first = png.read_bytes(), svg.read_bytes()
@@ -133,9 +133,9 @@ def test_what_is_left_open_says_how_many_seeds_and_how_much_time_close_it() -> N
     assert stated is not None
     assert published is not None
     said = experiments.open_words("why", unsure, 60.0)
-    assert said.startswith("why; would have shown")
+    assert said.startswith("why; can detect")
     assert said.endswith(
-        f"{stated} seeds per arm instead of 5 would find 0.5 nats 4 times in 5: {stated - 5} min 00 s of one core"
+        f"{stated} seeds per arm instead of 5 would detect 0.5 nats with 80 % power: {stated - 5} min 00 s of one core"
     )
     assert f"{published} seeds per arm" in experiments.more_seeds(unsure, 60.0, 1.0, "points")
 
@@ -143,8 +143,8 @@ def test_what_is_left_open_says_how_many_seeds_and_how_much_time_close_it() -> N
 def test_seeds_that_would_find_the_published_effect_leave_the_bound_open() -> None:
     near = judge("speed_up", {0: 1.0, 1: 1.1, 2: 0.95}, {0: 1.02, 1: 1.08, 2: 1.0}, 1.0)
     said = experiments.more_seeds(near, 1.0, 3.0)
-    assert f"{near.seeds:,} seeds per arm instead of 3 would resolve what was seen" in said
-    assert "(3 would find a factor of 3 4 times in 5, which the interval leaves out)" in said
+    assert f"{near.seeds:,} seeds per arm instead of 3 would resolve the observed effect" in said
+    assert "(3 would detect a factor of 3 with 80 % power, which the interval excludes)" in said
     assert "more than 10,000 seeds per arm" in experiments.more_seeds(near._replace(seeds=None), 1.0)
     one = experiments.more_seeds(judge("loss", {0: 1.0}, {0: 1.1}, 0.0), 90.0)
     assert one.endswith("two seeds per arm do: 1 min 30 s of one core")
@@ -153,7 +153,7 @@ def test_seeds_that_would_find_the_published_effect_leave_the_bound_open() -> No
 def test_a_program_takes_as_long_as_its_file_says(tmp_path: Path) -> None:
     (tmp_path / "reproduce.toml").write_text('[[step]]\nrun = "train.py --output {output}"\ntakes = "60s"\n')
     assert experiments.takes_s(tmp_path, "train.py", 4) == 15.0
-    with pytest.raises(SpecError, match=r"how long play\.py takes"):
+    with pytest.raises(SpecError, match=r"time of play\.py"):
         experiments.takes_s(tmp_path, "play.py", 4)
 
 

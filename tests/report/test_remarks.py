@@ -16,6 +16,7 @@ from testbed.report.lines import loss_against_steps
 from testbed.report.remarks import CONTROL, MEASURES, labelled, remark, taken, wrapped_codecs
 from testbed.report.tables import terminal_table
 from testbed.results import Run
+from tests.known import known
 from tests.synthetic import Pipeline, cell, change_summary, pipe, profile, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
@@ -24,16 +25,18 @@ ADAPTIVE = "adaptive(10)"
 
 def chose(run: Run, choices: dict[str, str]) -> None:
     """Write into a run's records which codec each micro-batch's frames went through."""
+    summary = known(run.summary)
     for path in run.folder.glob("steps-*.jsonl"):
         records = [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()]
         for number, record in enumerate(records):
             sent = [frame.model_copy(update={"choice": choices[str(frame.microbatch % 2)]}) for frame in record.sent]
             records[number] = record.model_copy(update={"sent": tuple(sent)})
         path.write_text("".join(one.model_dump_json() + "\n" for one in records))
+    run.finish(summary)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("remarks")
     int4 = "int4(group=64)"
     for codec in ("fp32", int4, f"delta({int4})", f"delta-open({int4})", "subspace-free", ADAPTIVE):
@@ -70,13 +73,13 @@ def test_what_is_inside_and_what_a_choice_stands_for() -> None:
     assert taken(text, 1, "backward", "mild") == "mild"
 
 
-def test_twins_controls_and_choices_are_named(found: Path) -> None:
-    (group,) = collect.groups(collect.read_runs(latest(found)))
+def test_twins_controls_and_choices_are_named(results_folder: Path) -> None:
+    (group,) = collect.groups(collect.read_runs(latest(results_folder)))
     text = " ".join(conclusions(group))
-    assert "delta(int4(group=64)) and delta-open(int4(group=64)) move as many bytes as int4(group=64)" in text
-    assert "not to be used: delta-open(int4(group=64)) and subspace-free" in text
+    assert "delta(int4(group=64)) and delta-open(int4(group=64)) send as many bytes as int4(group=64)" in text
+    assert "not for use: delta-open(int4(group=64)) and subspace-free" in text
     mild, strong = (taken(ADAPTIVE, 0, "forward", name) for name in ("mild", "strong"))
-    assert f"{ADAPTIVE} over home chose, of its training messages: {mild} 50 % and {strong} 50 %" in text
+    assert f"{ADAPTIVE} over home chose for its training messages: {mild} 50 % and {strong} 50 %" in text
     assert "(boundary 0 backward, 0 forward, 1 backward and 1 forward)" in text
 
 
@@ -90,15 +93,15 @@ def test_what_an_evaluation_without_the_codec_changes_is_said(tmp_path: Path) ->
             change_summary(run, uncompressed_loss=loss + change)
     (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
     text = " ".join(conclusions(group))
-    assert "in place of the codec, the loss changes by: " in text
+    assert "instead of the codec, the loss changes by: " in text
     assert "int4 -0.2500" in text
     assert "autoencoder +0.1250" in text
-    assert "into the model stays" in text
+    assert "made to the model remain" in text
 
 
-def test_tables_and_legends_have_the_label(found: Path) -> None:
-    (group,) = collect.groups(collect.read_runs(latest(found)))
-    lines = printed(terminal_table(latest(found)), 130)
+def test_tables_and_legends_have_the_label(results_folder: Path) -> None:
+    (group,) = collect.groups(collect.read_runs(latest(results_folder)))
+    lines = printed(terminal_table(latest(results_folder)), 130)
     table = " ".join(line.strip() for line in lines)
     assert f"\u2020 {CONTROL}: delta-open(int4(group=64)) over home, subspace-free over home" in table
     assert f"\u2020 {MEASURES}: {ADAPTIVE} over home" in table

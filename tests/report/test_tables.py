@@ -12,7 +12,7 @@ from rich.console import Console
 from testbed import results
 from testbed.export import columns as export_columns
 from testbed.report import collect, numbers, tables
-from testbed.report.certificates import certificate_table
+from testbed.report.certificate_text import certificate_table
 from testbed.report.collect import latest
 from testbed.report.page import write_report
 from testbed.report.style import looks
@@ -103,7 +103,7 @@ def test_a_certificate_is_shown_with_its_units(runs: list[results.Run]) -> None:
     certificate = runs[0].certificates.before
     assert certificate is not None
     text = "\n".join(printed(certificate_table(certificate), 120))
-    assert all(word in text for word in ("Mbit/s", "rtt, idle", "PASS", "moves a step"))
+    assert all(word in text for word in ("Mbit/s", "rtt, idle", "PASS", "step change"))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -123,10 +123,10 @@ def test_a_metric_is_shown_by_its_row_alone(
 
 @given(st.lists(st.text("abcdefgh-:.", min_size=1, max_size=8), max_size=24))
 def test_every_codec_has_a_look_of_its_own(names: list[str]) -> None:
-    found = looks([*names, "fp32", "int8"])
-    known = {"fp32", "int8"} & set(found)
-    assert len({found[name].colour for name in known}) == len(known)
-    assert found["fp32"] == looks(["fp32"])["fp32"]
+    look_of = looks([*names, "fp32", "int8"])
+    known = {"fp32", "int8"} & set(look_of)
+    assert len({look_of[name].colour for name in known}) == len(known)
+    assert look_of["fp32"] == looks(["fp32"])["fp32"]
     others = set(names) - {"fp32", "int8", "bf16", "delta-int8"}
-    assert len({found[name].colour for name in others}) == min(len(others), 6)
-    assert len({(found[name].colour, found[name].marker, found[name].dash) for name in others}) == len(others)
+    assert len({look_of[name].colour for name in others}) == min(len(others), 6)
+    assert len({(look_of[name].colour, look_of[name].marker, look_of[name].dash) for name in others}) == len(others)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from test_trainings import Texts, a_recipe
 
 from testbed.errors import TestbedError, UserError
-from testbed.pipeline.calibration import duration, is_steady, timed
 from testbed.records import Calibration, Duration
 from testbed.spec import Exchange, OptimiserSpec, Recipe, TextSpec
-from testbed.sweep.calibration import calibrate
-from testbed.sweep.session import Tokens
+from testbed.sweep.calibrations import calibrate
+from testbed.sweep.live_session import Tokens
+from testbed.training.timing import duration, is_steady, timed
 from tests import small_replicas
 
 SGD = OptimiserSpec(algorithm="sgd", learning_rate=0.1, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1.0)
@@ -24,10 +24,10 @@ SGD = OptimiserSpec(algorithm="sgd", learning_rate=0.1, weight_decay=0.0, beta1=
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), st.integers(1, 64), st.integers(1, 10**10))
 def test_a_duration_is_the_middle_of_the_fastest_half(samples: list[int], per_step: int, step_ns: int) -> None:
-    found = duration(samples, per_step=per_step, step_ns=step_ns)
-    assert min(samples) <= found.ns <= median(sorted(samples)) + 1
-    assert found == duration(samples[::-1], per_step=per_step, step_ns=step_ns)
-    assert found.samples == len(samples)
+    measured = duration(samples, per_step=per_step, step_ns=step_ns)
+    assert min(samples) <= measured.ns <= median(sorted(samples)) + 1
+    assert measured == duration(samples[::-1], per_step=per_step, step_ns=step_ns)
+    assert measured.samples == len(samples)
     slower = [*samples, *(2 * max(samples) for _ in samples)]
     assert duration(slower, per_step=per_step, step_ns=step_ns).spread == pytest.approx(max(samples) / min(samples) - 1)
 
@@ -117,9 +117,9 @@ def test_measured_once_shared_and_kept(tmp_path: Path) -> None:
             assert list(costs.decode) == ["backward" if stage == 0 else "forward"]
             assert list(costs.decode_woken) == list(costs.decode)
             assert all(woken.samples >= 8 for woken in costs.decode_woken.values())
-            for found in (costs.forward, costs.backward, costs.clip, costs.update, *costs.encode.values()):
-                assert found.ns > 0
-                assert found.spread_of_step is not None
+            for taken in (costs.forward, costs.backward, costs.clip, costs.update, *costs.encode.values()):
+                assert taken.ns > 0
+                assert taken.spread_of_step is not None
 
     alike = coded.model_copy(update={"pipeline": coded.pipeline.model_copy(update={"schedule": "gpipe"})})
     again = calibrate([alike, plain], prepare=never)
@@ -143,9 +143,9 @@ def test_workers_and_their_messages_are_measured_once_shared_and_kept(tmp_path: 
     coded = replicas("1: ef(topk(0.1)); rest: int8", outer=OUTER, answer="int8")
     uneven = replicas("bf16", exchange="all-reduce", shares=(2, 1), outer=OUTER, streaming={"fragments": 2})
     recipes = [plain, coded, uneven]
-    found = calibrate(recipes, prepare=texts, budget_s=0.5).replicas
-    assert list(found) == [recipe.id for recipe in recipes]
-    one, two, three = found.values()
+    measured = calibrate(recipes, prepare=texts, budget_s=0.5).replicas
+    assert list(measured) == [recipe.id for recipe in recipes]
+    one, two, three = measured.values()
     assert one.workers == two.workers, "codecs, the server's included, have no share in it"
     assert one.workers[0] == one.workers[1], "they read as much"
     assert three.workers[0].local_step != three.workers[1].local_step
@@ -153,7 +153,7 @@ def test_workers_and_their_messages_are_measured_once_shared_and_kept(tmp_path: 
     assert two.messages[0] != two.messages[1]
     assert two.messages[0] == two.messages[2]
     assert [len(sender.encode) for sender in three.messages] == [2, 2]
-    for costs in found.values():
+    for costs in measured.values():
         for sender in costs.messages:
             assert min(each.ns for each in (*sender.encode, *sender.decode)) > 0
         for worker in costs.workers:

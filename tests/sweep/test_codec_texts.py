@@ -19,13 +19,13 @@ def default() -> plan.Experiment:
 
 def cells(default: plan.Experiment, *texts: str, **choice: list[str]) -> list[tuple[str, str]]:
     listed = ", ".join(f"'{text}'" for text in texts)
-    found = plan.cells(default, "relay", overrides=[f"codec=[{listed}]", "profile=cable"], **choice)
-    return [(one.codec, one.id) for one in found]
+    resolved = plan.cells(default, "relay", overrides=[f"codec=[{listed}]", "profile=cable"], **choice)
+    return [(one.codec, one.id) for one in resolved]
 
 
 def test_two_texts_for_the_same_codecs_are_one_cell(default: plan.Experiment) -> None:
-    found = cells(default, "int8", "int8( )", "rest: int8", "fwd=int8, bwd=int8", "0: int8; 1: int8", "0-1: int8")
-    assert found == [("int8", found[0][1])]
+    alike = cells(default, "int8", "int8( )", "rest: int8", "fwd=int8, bwd=int8", "0: int8; 1: int8", "0-1: int8")
+    assert alike == [("int8", alike[0][1])]
     texts = ("0: bf16; 1: int8", "1: int8; rest: bf16", "0: bf16; rest: int8")
     assert len({cell for text in texts for cell in cells(default, text)}) == 1
 

@@ -90,13 +90,13 @@ def test_a_cell_may_learn_images() -> None:
     ("workload", "says"),
     [
         ("digits", "workload: Input should be an? .*, found 'digits'"),
-        ({**IMAGES, "text": "bundled"}, "workload: it has both text, .* and images, .*; state one of them"),
+        ({**IMAGES, "text": "bundled"}, "workload: it has both text, .* and images, .*; state only one of them"),
         ({**IMAGES, "sequence_length": 8}, r"no key 'workload.sequence_length'; known here: model, batch_size, prec"),
         ({**IMAGES, "apha": 1}, r"no key 'workload.apha' \(did you mean 'workload.alpha'\?\)"),
         ({**IMAGES, "alpha": 0}, "workload.alpha: .* greater than 0, found 0"),
         ({**IMAGES, "precision": "bf16"}, "workload.precision: .*fp32.*, found 'bf16'"),
         ({**IMAGES, "batch_size": 6}, "cannot be cut into 4 equal"),
-        ({**IMAGES, "images": "digit"}, r"workload.images: there are no images 'digit'; give 'digits'"),
+        ({**IMAGES, "images": "digit"}, r"workload.images: unknown images 'digit'; use 'digits'"),
         ({**IMAGES, "model": "digits-cmn"}, "digits-cnn"),
         ({**IMAGES, "model": "gpt2-nano"}, "there is no network 'gpt2-nano'"),
         ({**FIELDS["workload"], "alpha": 1}, r"no key 'workload.alpha'; known here: .*sequence_length"),
@@ -110,7 +110,7 @@ def test_a_workload_that_is_none_is_refused(workload: Any, says: str) -> None:
 def test_a_pipeline_learns_no_images() -> None:
     fields = {name: value for name, value in FIELDS.items() if name != "data"}
     pipeline = {"stages": 2, "microbatches": 2, "schedule": "gpipe", "in_flight": 2}
-    with pytest.raises(SpecError, match=r"workload.images is 'digits'.*state a table data"):
+    with pytest.raises(SpecError, match=r"workload.images is 'digits'.*add a table data"):
         resolve_cell({**fields, "workload": IMAGES, "pipeline": pipeline}, "netem", "it", "virtual")
 
 
@@ -145,43 +145,43 @@ def test_live_codecs_cost_what_they_cost_on_either_clock() -> None:
         assert (live.codec_cost, live.clock) == (cost, "virtual")
     real = resolve_cell({**FIELDS, "timing": "live", "codec_cost": "host"}, "relay", "it", "real")
     assert (real.codec_cost, real.clock) == ("host", "real")
-    with pytest.raises(SpecError, match=r"real clock codecs.*'host' or 'zero'; or run it on the virtual clock"):
+    with pytest.raises(SpecError, match=r"real clock, codecs.*'host' or 'zero'; or run it on the virtual clock"):
         resolve_cell({**FIELDS, "timing": "live", "codec_cost": "device", "compute": ON_DEVICE}, "relay", "it", "real")
 
 
 @pytest.mark.parametrize(
     ("data", "changes", "says"),
     [
-        ({"answer": None}, {}, "needs the codec of its server's `answer`"),
-        ({"exchange": "all-to-all"}, {}, "a star, and nothing else"),
+        ({"answer": None}, {}, "the codec of the server.*is required"),
+        ({"exchange": "all-to-all"}, {}, "allowed only there"),
         (REDUCE, {}, "partial sums are encoded at every hop"),
         (REDUCE, {"codec": "0: fp32; rest: bf16"}, "partial sums"),
-        ({}, {"codec": "subspace(8)"}, "goes by activations"),
-        ({"answer": "adaptive(5)"}, {}, "what a link carries"),
-        ({"local_steps": 4}, {}, "state what is done with that"),
+        ({}, {"codec": "subspace(8)"}, "needs activations or adapts"),
+        ({"answer": "adaptive(5)"}, {}, "adapts to its link"),
+        ({"local_steps": 4}, {}, "state the optimiser applied to them"),
         ({"staleness": [1, 2]}, {}, "staleness has 2 numbers for 4 workers"),
         ({"outer": {**OUTER, "momentum": 0}}, {}, "nothing to look ahead along"),
         ({"workers": 3}, {}, "cannot be cut into 3 equal"),
-        ({}, {"pipeline": {"stages": 2}}, "leave the pipeline table out"),
+        ({}, {"pipeline": {"stages": 2}}, "remove the pipeline table"),
         ({}, {"codec_cost": "device"}, "compute names no device"),
         ({}, {"codec_cost": "device", "compute": ON_DEVICE, "codec": "zstd(int8)"}, "it: cannot say what zstd"),
         ({}, {"compute": {"mode": "calibrated"}, "timing": "live"}, "compute.mode = 'paced'"),
-        ({}, {"played_steps": 2}, "leave played_steps out"),
+        ({}, {"played_steps": 2}, "remove played_steps"),
         ({**GATHER, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),
-        ({**GATHER, "arrivals": {"period_s": 1}, "outer": OUTER}, {}, "a star's server"),
+        ({**GATHER, "arrivals": {"period_s": 1}, "outer": OUTER}, {}, "a star whose server"),
         ({}, {"timing": "live", "training": {**FIELDS["training"], "target_loss": 5.0}}, "target_loss"),
-        ({}, {"topology": "line"}, "state 'star'"),
-        ({"arrivals": {"period_s": 1.5}}, {}, "to what local steps changed"),
+        ({}, {"topology": "line"}, "set 'star'"),
+        ({"arrivals": {"period_s": 1.5}}, {}, "whose server applies weight changes"),
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER}, {}, "cannot be played"),
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER, "answer": "topk(0.1)"}, {}, "answers with weights"),
-        ({"arrivals": {"period_s": 1.5, "buffer": 2}, "outer": OUTER}, {}, "state one of them"),
-        ({"arrivals": {"buffer": 5}, "outer": OUTER}, {}, "there are 4 workers"),
+        ({"arrivals": {"period_s": 1.5, "buffer": 2}, "outer": OUTER}, {}, "state exactly one of them"),
+        ({"arrivals": {"buffer": 5}, "outer": OUTER}, {}, "there are only 4 workers"),
         ({"streaming": {"fragments": 2}}, {}, "neither arrivals nor deco"),
         ({"streaming": {"fragments": 2}, "outer": OUTER, "staleness": 2}, {}, "streaming.fragments 2"),
-        ({}, {"codec": "7: fp32; rest: bf16"}, "speaks of boundary 7"),
+        ({}, {"codec": "7: fp32; rest: bf16"}, "has a rule for boundary 7"),
         ({}, {"optimiser": {**FIELDS["optimiser"], "algorithm": "sgd"}}, "state beta2 = 0"),
-        ({"staleness": 1}, FROZEN, "takes data parallel training"),
-        ({"outer": OUTER}, FROZEN, "neither data.outer"),
+        ({"staleness": 1}, FROZEN, "requires data parallel training"),
+        ({"outer": OUTER}, FROZEN, "without data.outer"),
     ],
 )
 def test_what_cannot_be_done_is_refused(data: dict[str, Any], changes: dict[str, Any], says: str) -> None:

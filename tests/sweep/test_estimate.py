@@ -51,7 +51,7 @@ def earlier(folder: Path, cell: Cell, seconds: int, step_s: float, status: str =
     results.write_json(run.folder / "certificate.json", RunCertificates(before=None, after=after))
     results.write_json(run.folder / "environment.json", {"taken_at": began.isoformat(timespec="seconds")})
     summary = ended(cell, status, steps=1, measured_steps=1, step_s=step_s)
-    results.write_json(run.folder / "summary.json", summary)
+    run.finish(summary)
 
 
 def estimated(folder: Path, cell: Cell) -> tuple[float, str]:

@@ -19,7 +19,7 @@ def experiment(**changes: Any) -> plan.Experiment:
     return plan.Experiment(**{**dict(plan.load_experiment("default")), "axes": axes, **changes})
 
 
-def found(asked: plan.Experiment, **choice: Any) -> set[tuple[str, str, int]]:
+def matches(asked: plan.Experiment, **choice: Any) -> set[tuple[str, str, int]]:
     return {(c.network, c.codec, c.training.seed) for c in plan.cells(asked, "relay", **choice)}
 
 
@@ -55,23 +55,23 @@ def test_what_is_left_is_what_one_only_table_wants_and_no_exclude_table_does(
     }
     assert kept == expected
     if not expected:
-        with pytest.raises(UserError, match="no cell is left of 18"):
+        with pytest.raises(UserError, match="none of the 18 cells is left"):
             plan.combinations(asked, plan.Choice())
 
 
 def test_flags_for_several_fields_must_all_hold_and_for_one_field_one_of_them() -> None:
-    assert found(experiment(), only=["codec=int8", "codec=fp32", "training.seed=1"]) == {
+    assert matches(experiment(), only=["codec=int8", "codec=fp32", "training.seed=1"]) == {
         (profile, codec, 1) for profile in _PROFILES for codec in ("fp32", "int8")
     }
-    assert found(experiment(), exclude=["codec=int8", "training.seed=[0, 1]"]) == {
+    assert matches(experiment(), exclude=["codec=int8", "training.seed=[0, 1]"]) == {
         (profile, codec, 2) for profile in _PROFILES for codec in ("fp32", "bf16")
     }
 
 
 def test_a_field_that_is_not_an_axis_and_one_that_is_not_stated_can_be_filtered_by() -> None:
-    assert found(experiment(), only=["pipeline.stages=3", "compute.mode=calibrated"]) == EVERYTHING
+    assert matches(experiment(), only=["pipeline.stages=3", "compute.mode=calibrated"]) == EVERYTHING
     measured = experiment(cell={**experiment().cell, "compute": "measured", "timing": "live"})
-    assert found(measured, only=["timing=live", "compute.mode=measured", "compute.dilation=1"]) == EVERYTHING
+    assert matches(measured, only=["timing=live", "compute.mode=measured", "compute.dilation=1"]) == EVERYTHING
 
 
 def test_networks_of_several_profiles_can_be_filtered_by() -> None:
@@ -97,12 +97,12 @@ def test_an_invalid_combination_may_be_left_out() -> None:
         ({}, {"only": ["codex=int8"]}, "did you mean 'codec'?"),
         ({}, {"exclude": ["training.sed=1"]}, "did you mean 'training.seed'?"),
         ({}, {"only": ["codec"]}, "--only 'codec' is not of the form field=value"),
-        ({}, {"only": ["codec=int8"], "exclude": ["codec=int8"]}, "no cell is left of 18"),
+        ({}, {"only": ["codec=int8"], "exclude": ["codec=int8"]}, "none of the 18 cells is left"),
         ({"exclude": [{"codex": "int8"}]}, {}, "[[exclude]]"),
         ({"only": [{"training": {"sed": 0}}]}, {}, "did you mean 'training.seed'"),
         ({"only": [{}]}, {}, "names no field"),
         ({"exclude": [{"codec": []}]}, {}, "codec has no value"),
-        ({"variants": [{"codec": "int8"}]}, {}, "codec is an axis and stands in [[variants]] too"),
+        ({"variants": [{"codec": "int8"}]}, {}, "codec is both an axis and a field of [[variants]]"),
     ],
 )
 def test_a_filter_that_fits_nothing_or_makes_no_sense_is_a_slip(

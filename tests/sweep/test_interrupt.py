@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from testbed import results
+from testbed.sweep import controller
 from testbed.sweep.interrupt import MESSAGE, Interrupt
+from testbed.sweep.live_session import Tokens, network_of
+from testbed.sweep.progress import SweepProgress
+from testbed.sweep.recording import RunRecorder
+from tests.known import known
+from tests.synthetic import cell
 
 
 def press() -> None:
@@ -53,3 +63,28 @@ def test_in_another_thread_no_signal_is_touched() -> None:
 
     with ThreadPoolExecutor() as another:
         assert another.submit(look).result() == before
+
+
+def test_jobs_have_ended_before_their_run_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is stopped at once may record one more step. The manifest came before it: "altered"."""
+    what = cell("int8")
+
+    class Ending:
+        network = network_of(what)
+
+        def close(self) -> None:
+            (run,) = results.runs(tmp_path)
+            (run.folder / "steps-0.jsonl").write_bytes(b"a step that was not over")
+
+    def stopped(runner: RunRecorder, *_: object) -> None:
+        (runner.run.folder / "steps-0.jsonl").write_bytes(b"")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(controller, "Session", lambda *_: Ending())
+    monkeypatch.setattr(controller, "prepare", lambda _: Tokens(tmp_path, 2))
+    monkeypatch.setattr(controller._Runner, "make", stopped)
+    with pytest.raises(KeyboardInterrupt), SweepProgress(Console(file=io.StringIO()), [what]) as progress:
+        controller.run_cells([what], tmp_path, "", progress)
+    (run,) = results.runs(tmp_path)
+    assert run.proof.state == "verified"
+    assert known(run.summary).status == "interrupted"

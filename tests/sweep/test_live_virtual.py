@@ -9,11 +9,11 @@ import pytest
 
 from testbed.commands import sweep
 from testbed.errors import CapabilityError, SpecError, UserError
-from testbed.pipeline.memory import predict_memory
 from testbed.profiles import load_profile
 from testbed.results import Run
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import conduct, live_virtual, plan
+from testbed.training.memory_need import predict_memory
 from tests.commands import Command
 from tests.known import known
 
@@ -40,7 +40,7 @@ def test_a_live_cell_whose_codecs_cost_nothing_is_on_the_virtual_clock(cell: Cel
 @pytest.mark.parametrize(
     ("fields", "clock", "says"),
     [
-        (LIVE, "virtual", r"computing takes no time.*compute.mode = 'paced'"),
+        (LIVE, "virtual", r"compute takes no time.*compute.mode = 'paced'"),
         ([*LIVE, *PACED], "real", r"codec_cost is 'zero'.*--clock virtual"),
     ],
 )
@@ -53,7 +53,7 @@ def test_a_live_cell_is_not_silently_put_on_the_real_clock(tmp_path: Path) -> No
     asked = agenda(tmp_path, "timing=live", *PACED)
     assert [cell.clock for cell in asked.cells] == ["real"]
     sweep._check_clock(asked, "auto")
-    with pytest.raises(UserError, match=r"--clock virtual was asked for.*codec_cost = 'zero'"):
+    with pytest.raises(UserError, match=r"--clock virtual was requested.*codec_cost = 'zero'"):
         sweep._check_clock(asked, "virtual")
 
 
@@ -69,7 +69,7 @@ def test_memory_is_checked_first(cell: Cell, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked)
     live_virtual.check_memory(cell)
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked - 1)
-    with pytest.raises(CapabilityError, match=r"its guest needs .* of memory as predicted"):
+    with pytest.raises(CapabilityError, match=r"its guest needs .* of memory, and"):
         live_virtual.check_memory(cell)
 
 
@@ -94,3 +94,31 @@ def test_an_adaptive_run_repeats_to_the_last_byte_and_nanosecond(tmp_path: Path)
         assert first == another
     choices = {sent.choice for step in runs[0].steps(0) for sent in step.sent}
     assert len(choices - {None}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+@pytest.mark.timeout(1200)
+def test_drawn_durations_are_the_same_in_two_boots_and_played_and_live(tmp_path: Path) -> None:
+    """Played twice, to the nanosecond; live and played within 0.5 %, in every step."""
+    varied = ["compute.spread.cv=0.3", "compute.stragglers.share=0.05", "compute.stragglers.factor=5"]
+    runs: dict[str, list[Run]] = {}
+    for name, timing in (("first", "played"), ("another", "played"), ("third", "live")):
+        (tmp_path / name).mkdir()
+        with Command.standing(tmp_path / name, "netem") as command:
+            fields = [LIVE[1], *PACED, *varied, "pipeline.stages=2", "training.evaluate_every=0"]
+            asked = command.cell(*fields, steps=4, codec="int8", profile="cable")
+            asked[asked.index("--engine") : asked.index("--engine") + 2] = ["--clock", "virtual"]
+            asked[asked.index("--timing") + 1] = timing
+            command.finish(*asked, within_s=590)
+            runs[name] = sorted(command.runs(), key=lambda run: known(run.lab.link_seed))
+    assert known(runs["first"][0].lab.durations).startswith("drawn for each action (lognormal, cv 0.3); 5 % of")
+    took = {
+        name: [[step.end_ns - step.start_ns for step in run.steps(0) if step.phase == "train"] for run in of]
+        for name, of in runs.items()
+    }
+    assert took["first"] == took["another"]
+    assert len(runs["first"]) == len({tuple(steps) for steps in took["first"]}) == conduct.LINK_SEEDS
+    for played, live in zip(took["first"], took["third"], strict=True):
+        assert live == pytest.approx(played, rel=0.005)
+    assert all(known(run.summary).efficiency == pytest.approx(1, abs=0.02) for of in runs.values() for run in of)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.profiles import load_profile
-from testbed.results import Order, write_json
+from testbed.results import Order, Run, set_aside, write_json
 from testbed.spec import Cell
 from testbed.sweep import conduct, playing
+from tests.known import known
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 _NETWORKS = tuple(profile(f"n{index}", up=pipe(10_000_000 + 8_000 * index, 0)) for index in range(4))
@@ -87,12 +88,31 @@ def test_what_was_made_is_left_out_first_to_last_and_the_rest_keeps_its_order(
     ]
 
 
+def with_seed(run: Run, seed: int) -> Run:
+    summary = known(run.summary)
+    write_json(run.folder / "lab.json", run.lab.model_copy(update={"link_seed": seed}))
+    run.finish(summary)
+    return run
+
+
+def test_the_seed_of_a_run_that_was_set_aside_is_used_again_and_no_other_twice(tmp_path: Path) -> None:
+    lossy = load_profile("link(20Mbit, 10ms, loss=1%)")
+    drawn = cell("int8", lossy)
+    first, *_ = (with_seed(write_run(tmp_path, drawn, Pipeline(lossy)), seed) for seed in range(3))
+    with (first.folder / "steps-0.jsonl").open("a") as file:
+        file.write("{}\n")
+    notes: list[str] = []
+    set_aside(tmp_path, [drawn.id], notes.append)
+    assert "steps-0.jsonl has" in notes[0]
+    seeds = playing.LinkSeeds(tmp_path, [drawn])
+    assert [seeds.take(drawn), seeds.take(drawn)] == [0, 3]
+
+
 def test_a_killed_sweep_goes_on_with_the_seeds_that_no_finished_run_had(tmp_path: Path) -> None:
     """Runs end in any order: that of seed 1 may be there while that of seed 0 was lost."""
     lossy = load_profile("link(20Mbit, 10ms, loss=1%)")
     drawn, still = cell("int8", lossy), cell("int8", _NETWORKS[0])
-    run = write_run(tmp_path, drawn, Pipeline(lossy))
-    write_json(run.folder / "lab.json", run.lab.model_copy(update={"link_seed": 1}))
+    with_seed(write_run(tmp_path, drawn, Pipeline(lossy)), 1)
     seeds = playing.LinkSeeds(tmp_path, [drawn, still])
     assert [seeds.take(one) for one in (drawn, drawn, still, drawn)] == [0, 2, 0, 3]
     write_run(tmp_path, drawn, Pipeline(lossy))  # by an older version, which noted none: the second run's was 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from testbed.errors import SpecError, UserError
 from testbed.spec import Engine
 from testbed.sweep import plan
+from testbed.sweep.fields import known_fields
 from testbed.workloads import models
 
 
@@ -79,24 +81,24 @@ def test_equal_cells_run_once(default: plan.Experiment) -> None:
         ("training.steps=many", "training.steps: Input should be a valid integer, found 'many'"),
         ("training.steps=1.5", "training.steps: Input should be a valid integer"),
         ("training.steps=true", "training.steps: Input should be a valid integer"),
-        ("training.steps=2", "warmup_steps is 4, which leaves none of 2 steps"),
-        ("codec=2: int8; rest: bf16", "speaks of boundary 2; the pipeline has the boundaries 0 to 1"),
-        ("codec=0: int8", "says nothing of boundary 1; name it, or say 'rest: CODEC'"),
+        ("training.steps=2", "warmup_steps is 4, which leaves no step of 2 to measure"),
+        ("codec=2: int8; rest: bf16", "has a rule for boundary 2, but the pipeline has boundaries 0 to 1"),
+        ("codec=0: int8", "has no rule for boundary 1; add one, or 'rest: CODEC'"),
         ("codec=fwd=int8", "character 1: bwd=CODEC is missing"),
         ("codec=fwd=int9, bwd=int8", "character 5: there is no codec 'int9'; did you mean 'int8'?"),
         ("codec=bf16(7)", "bf16 takes no arguments"),
         ("codec=nowhere.codecs:Mine", "nowhere"),
         ("profile=kable", "did you mean 'cable'?"),
         ("pipeline.stages=70", "less than or equal to 64"),
-        ("pipeline.stages=30", "a model of 4 layers cannot be cut into 30 stages: each needs a layer"),
-        ("pipeline.in_flight=1", "need at least 3 micro-batches in flight"),
+        ("pipeline.stages=30", "cannot split a model of 4 layers into 30 stages: each needs"),
+        ("pipeline.in_flight=1", "set it to at least 3 micro-batches"),
         ("training.steps", "is not of the form field=value"),
         ("workload.model=gpt2-minni", "gpt2-minni"),
         ('profile=[["cable", "lte"]]', "2 profiles for a star of 3 stages, which has 3 links"),
-        ("profile=[[]]", "profile must be a name, or a list of names, one a link; found []"),
+        ("profile=[[]]", "profile must be a name, or a list of names, one per link; found []"),
         ("profiles=cable", "did you mean 'profile'?"),
-        ("workload.family=llama", "workload.family is 'llama', and the model 'gpt2-mini' is a gpt2"),
-        ("pipeline.layers=[2, 1]", "3 numbers from 1 on that add up to 4"),
+        ("workload.family=llama", "workload.family is 'llama', but the model 'gpt2-mini' is a gpt2"),
+        ("pipeline.layers=[2, 1]", "3 positive numbers, one per stage, with the sum 4"),
         ("topology=line & pipeline.stages=1", "a line has 2 to 254 nodes, asked for 1"),
         ("topology=ring", "Input should be 'star' or 'line', found 'ring'"),
     ],
@@ -143,7 +145,7 @@ def test_links_that_cannot_be_in_one_lab_are_refused(
         ("[quick.axes]", "[quick.axis]", "there is no key of [quick]"),
         ("[cell]", 'order = "shuffled"\n[cell]', "order: Input should be 'grouped' or 'interleaved', found 'shuffled'"),
         ("[cell]", "repeats = 0\n[cell]", "repeats: Input should be greater than or equal to 1, found 0"),
-        ('compute.mode = "calibrated"', "", "compute is not stated"),
+        ('compute.mode = "calibrated"', "", "compute is missing"),
         ('compute.mode = "calibrated"', 'compute = "fast"', "compute: "),
         ('compute.mode = "calibrated"', 'compute.mode = "paced"\ncompute.device = "t5"', "did you mean 't4'?"),
     ],
@@ -157,6 +159,37 @@ def test_a_slip_in_an_experiment_file_is_one_message(tmp_path: Path, before: str
         plan.cells(plan.load_experiment(str(path)), "relay", quick=True)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+NOT_FINITE = ("inf", "-inf", "nan", "1e999")
+
+
+@pytest.mark.parametrize("field", known_fields())
+def test_no_field_may_be_infinite_or_nan(default: plan.Experiment, field: str) -> None:
+    """In one way, whatever kind of number it is: by --set, and in a list of an axis."""
+    for word in NOT_FINITE:
+        for typed in (word, f"[1, {word}]"):
+            with pytest.raises(SpecError, match=rf"--set {re.escape(field)}: value is .*; state a finite number"):
+                plan.cells(default, "relay", overrides=[f"{field}={typed}"])
+
+
+@pytest.mark.parametrize("word", NOT_FINITE)
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("cell.optimiser.clip_norm = {}", "clip_norm"),
+        ('axes."optimiser.weight_decay" = [0.1, {}]', "optimiser.weight_decay"),
+        ("[tune]\nvalues = [{}]", "values"),
+        ("[compare]\nspeed_up = {}", "speed_up"),
+        ("[[compare.claims]]\nloss = {}", "loss"),
+        ("[[variants]]\nx = 1\n[[variants]]\nx = {{ y = {} }}", "y"),
+    ],
+)
+def test_no_number_of_a_file_may_be_infinite_or_nan(tmp_path: Path, text: str, key: str, word: str) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text.format(word), encoding="utf8")
+    with pytest.raises(SpecError, match=rf"sweep\.toml: {re.escape(key)} is {float(word)}; state a finite number"):
+        plan.load_experiment(str(path))
 
 
 def test_any_field_may_be_an_axis(default: plan.Experiment) -> None:

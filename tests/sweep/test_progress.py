@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import LinkCounters, Sample, Summary
+from testbed.runtime.control_plane import EvaluationDone, StepDone
 from testbed.spec import Cell, Paced
 from testbed.sweep.progress import SweepProgress, draw_progress
 from tests.synthetic import cell, ended
@@ -64,7 +64,7 @@ def test_every_run_leaves_one_plain_line() -> None:
     first, second, third = text.getvalue().splitlines()
     assert re.match(r"\[1/3\] fp32 on test, live: \d+ s, step \d+ ms, certificate missing(; about .* left)?$", first)
     assert second == "[2/3] int8 on test, live: failed: it broke"
-    assert third == "[3/3] bf16 on test, live: left out: it has failed before"
+    assert third == "[3/3] bf16 on test, live: skipped: it has failed before"
 
 
 def test_time_left_is_that_of_the_runs_to_come() -> None:

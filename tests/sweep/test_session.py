@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from testbed.errors import StageError
-from testbed.pipeline.control import JobDone, JobFailed
+from testbed.runtime.control_plane import JobDone, JobFailed
 from testbed.sweep.interrupt import Interrupt
-from testbed.sweep.session import Session
+from testbed.sweep.live_session import Session
 
 CRASHED = JobFailed(error="StageError", message="worker 1 was killed by SIGKILL", traceback="")
 LOST = JobFailed(error="TransportError", message="server: all workers are lost", traceback="")

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from testbed import results
 from testbed.records import StepRecord
 from testbed.workloads import models
-from testbed.workloads.build import build_stage
+from testbed.workloads.build_stage import build_stage
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
 from tests import forked

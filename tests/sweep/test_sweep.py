@@ -56,7 +56,7 @@ def test_ctrl_c_once_ends_the_step_and_what_is_missing_is_made_then(command: Com
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert MESSAGE in output
-    assert "goes on with what is missing" in output
+    assert "resumes the unfinished work" in output
     assert "Traceback" not in output
     _check_nothing_is_left(command)
     (run,) = results.runs(folder)

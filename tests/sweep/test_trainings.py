@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,13 +15,14 @@ import pytest
 
 from testbed import forks
 from testbed.errors import StageError, TestbedError, UserError
-from testbed.pipeline.memory import predict_memory
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import read_json
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
-from testbed.sweep.session import Tokens
-from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing, untrained
+from testbed.sweep.live_session import Tokens
+from testbed.sweep.trainings import FOLDER, find_fault, is_trained, load_training, train_missing, untrained
+from testbed.training.memory_need import predict_memory
 from tests import small_replicas
+from tests.altered import ALTERATIONS
 from tests.small_replicas import DIGITS
 from tests.specs import text_spec
 
@@ -95,9 +98,9 @@ def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path
                 (left,) = Path(f"/proc/{server}/task/{server}/children").read_text().split()
                 os.kill(int(left), signal.SIGKILL)
 
-    found = train_missing([long, short], tmp_path, prepare=Texts(tmp_path), progress=Kills(), at_once=2)
-    assert list(found.folders) == [short.id]
-    assert isinstance(found.failures[long.id], StageError)
+    trained = train_missing([long, short], tmp_path, prepare=Texts(tmp_path), progress=Kills(), at_once=2)
+    assert list(trained.folders) == [short.id]
+    assert isinstance(trained.failures[long.id], StageError)
     assert not is_trained(tmp_path / FOLDER / long.id)
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [short.id]
 
@@ -118,8 +121,8 @@ def test_predicted_memory_suffices_and_is_not_far_off(tmp_path: Path, model: str
         recipe = small_replicas.a_recipe("star", workload=DIGITS)
     else:
         recipe = a_recipe(model=model, sequence_length=64, batch_size=16, steps=2)
-    found = train_missing([recipe], tmp_path, prepare=Texts(tmp_path), progress=Heard())
-    peak = read_json(found.folders[recipe.id] / "training.json", TrainingRecord).peak_memory_bytes
+    trained = train_missing([recipe], tmp_path, prepare=Texts(tmp_path), progress=Heard())
+    peak = read_json(trained.folders[recipe.id] / "training.json", TrainingRecord).peak_memory_bytes
     assert peak <= predict_memory(recipe) <= 1.5 * peak
 
 
@@ -153,6 +156,67 @@ def test_schedules_and_depths_share_a_training_and_keep_their_own_order(tmp_path
     for recipe, own in zip(recipes, apart, strict=True):
         shared = load_training(together.folders[recipe.id], recipe)
         assert what_was_done(shared) == what_was_done(load_training(own))
+
+
+class Notes(Heard):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.fixture(scope="module")
+def two_trainings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of two trainings."""
+    home = tmp_path_factory.mktemp("trained")
+    made = train_missing([a_recipe(), a_recipe("int8")], home, prepare=Texts(home), progress=Heard())
+    first, second = made.folders.values()
+    return first, second
+
+
+STEPS = ("steps-0.jsonl", "steps-1.jsonl")
+ALTERED = [(name, how, False) for name in (*STEPS, "training.json", "manifest.json") for how in ALTERATIONS]
+ALTERED += [(name, how, True) for name in STEPS for how in ("cut at a line", "emptied", "removed", "appended to")]
+ALTERED += [("training.json", how, True) for how in ALTERATIONS if how != "a bit flipped"]
+
+
+@pytest.mark.parametrize(("name", "alteration", "old"), ALTERED)
+def test_an_altered_training_is_named_and_not_believed(
+    tmp_path: Path, two_trainings: tuple[Path, Path], name: str, alteration: str, old: bool
+) -> None:
+    """`old`: by an older testbed, without a manifest; a flipped bit or another's records cannot be found there."""
+    source, other = two_trainings
+    folder = tmp_path / FOLDER / source.name
+    shutil.copytree(source, folder)
+    if old:
+        (folder / "manifest.json").unlink()
+        said = json.loads((folder / "training.json").read_text())
+        del said["finished_by"]
+        (folder / "training.json").write_text(json.dumps(said, indent=1) + "\n")
+    recipe = a_recipe()
+    assert untrained([recipe], tmp_path) == []
+    ALTERATIONS[alteration](folder / name, other / name)
+    assert untrained([recipe], tmp_path) == [recipe]
+    # Another's manifest names the first file that differs; old records have no name for the file that is too short.
+    named = STEPS[0] if (name, alteration) == ("manifest.json", "replaced by another's") else name
+    assert ("its records of" if old and name in STEPS else named) in find_fault(folder)
+
+
+def test_an_altered_training_is_set_aside_and_made_again(tmp_path: Path, two_trainings: tuple[Path, Path]) -> None:
+    source, _ = two_trainings
+    folder = tmp_path / FOLDER / source.name
+    shutil.copytree(source, folder)
+    ALTERATIONS["cut at a line"](folder / "steps-1.jsonl", folder)
+    cut, heard = (folder / "steps-1.jsonl").read_bytes(), Notes()
+    again = train_missing([a_recipe()], tmp_path, prepare=Texts(tmp_path), progress=heard)
+    assert losses(again.folders[source.name]) == losses(source)
+    (note,) = heard.notes
+    assert note.startswith(f"the training {source.name} is set aside as {source.name}.aside: steps-1.jsonl has ")
+    assert (folder.with_name(f"{source.name}.aside") / "steps-1.jsonl").read_bytes() == cut
+    assert train_missing([a_recipe()], tmp_path, prepare=Texts(tmp_path), progress=heard) == again
+    assert len(heard.notes) == len(heard.ended) == 1
 
 
 def test_what_was_trained_before_serves_other_schedules_but_not_other_numbers(tmp_path: Path) -> None:

@@ -143,9 +143,9 @@ def test_arms_may_be_other_fields(tmp_path: Path) -> None:
     [
         ({"field": "optimiser.learning_rat"}, "did you mean 'optimiser.learning_rate'?"),
         ({"arm": ["codex"]}, "did you mean 'codec'?"),
-        ({"field": "training.seed"}, "training.seed is an axis already"),
+        ({"field": "training.seed"}, "training.seed is already an axis"),
         ({"over": "datacentre"}, "did you mean 'datacenter'?"),
-        ({"steps": 3}, "warmup_steps is 4, which leaves none of 3 steps"),
+        ({"steps": 3}, "warmup_steps is 4, which leaves no step of 3 to measure"),
         ({"values": [*RATES, 1e-3]}, "values must be positive and ascend"),
         ({"values": [0.0, *RATES]}, "values must be positive and ascend"),
         ({"values": [*RATES, math.inf]}, "values must be positive and ascend"),
@@ -285,9 +285,9 @@ def test_short_runs_are_checked_with_full_ones_and_mark_every_arm_where_these_ch
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=2, max_size=8))
 def test_rank_correlation_knows_order_only(pairs: list[tuple[float, float]]) -> None:
-    found = known(tune.kendall(pairs))
-    assert -1 <= found <= 1
-    assert tune.kendall([(a, -b) for a, b in pairs]) == pytest.approx(-found)
+    tau = known(tune.kendall(pairs))
+    assert -1 <= tau <= 1
+    assert tune.kendall([(a, -b) for a, b in pairs]) == pytest.approx(-tau)
     distinct = sorted({a for a, _ in pairs})
     if len(distinct) > 1:
         assert tune.kendall([*zip(distinct, itertools.count())]) == 1

@@ -167,7 +167,7 @@ def test_a_process_with_more_mappings_than_the_host_allows_is_named(guest: Guest
         pytest.skip(f"a process here may hold {limit} mappings, more than a test should fill")
     status, stdout, stderr = guest(sys.executable, "-c", TOUCH_PAGES, str(limit), memory="1G", silence_s=2)
     assert (status, stdout) == (1, b"")
-    assert f"as many memory mappings as this machine allows one process (vm.max_map_count = {limit})".encode() in stderr
+    assert f"this machine's limit of memory mappings per process (vm.max_map_count = {limit})".encode() in stderr
     assert f"sudo sysctl vm.max_map_count={16 * limit}".encode() in stderr
 
 

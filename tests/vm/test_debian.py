@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import GuestKernelError
+from testbed.errors import CapabilityError, GuestKernelError
 from testbed.vm import debian
 
 LISTING = """\
@@ -49,7 +49,7 @@ def test_mirrors_are_those_of_the_machine_without_security_updates() -> None:
 
 def test_the_second_suite_and_the_second_mirror_are_tried(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAS", "other.example/tools sid")
-    assert debian.download(work) == work / "debs" / "linux-source.deb"
+    assert debian.download(work, exactly=False) == work / "debs" / "linux-source.deb"
     assert (work.parent / "calls").read_text().count("download") == 4
 
 
@@ -58,7 +58,9 @@ def test_packages_that_no_mirror_has(work: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         GuestKernelError, match=r"(?s)linux-source.*Vagrant.*mirror\.example/debian sid: .*E: no such package"
     ):
-        debian.download(work)
+        debian.download(work, exactly=False)
+    with pytest.raises(CapabilityError, match=r"(?s)cannot get linux-source.*mirror\.example/debian sid: .*no such"):
+        debian.download(work.parent / "again", exactly=True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from testbed.errors import GuestKernelError, SpecError
 from testbed.processors import parse_processors
 from testbed.vm import GuestKernel, guest, launch
-from testbed.vm.plan import archive, parse_archive
+from testbed.vm.guest_plan import archive, parse_archive
 
 KERNEL = GuestKernel(folder=Path("/nowhere"), version="9.9.9", packages={})
 
@@ -76,7 +76,7 @@ def test_no_command() -> None:
 
 def test_a_guest_does_not_run_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(guest.GUEST_VARIABLE, "1")
-    with pytest.raises(GuestKernelError, match="a guest already"):
+    with pytest.raises(GuestKernelError, match="already a guest"):
         guest.start_guest(KERNEL, ["true"])
 
 

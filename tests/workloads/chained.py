@@ -13,7 +13,7 @@ from torch import Tensor
 
 from testbed.spec import TextSpec
 from testbed.workloads import models, prepare
-from testbed.workloads.build import build_stage, empty_model, stage_class
+from testbed.workloads.build_stage import build_stage, empty_model, stage_class
 from testbed.workloads.stage_model import EMBEDDING, StageModel, dropout_key
 from tests.specs import text_spec
 

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from testbed.workloads import capture
+from testbed.workloads import real_tensors
 
 
 @pytest.mark.slow
 def test_captured_tensors() -> None:
-    found = capture.capture(steps=1, kept=1)
+    found = real_tensors.capture(steps=1, kept=1)
     assert found["forward"].shape == found["backward"].shape == (1, 4, 256, 768)
     for tensors in (found["forward"], found["backward"]):
         assert tensors.dtype == np.float32

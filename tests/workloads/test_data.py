@@ -148,11 +148,11 @@ def test_validation_is_held_out_and_ends() -> None:
 def test_a_text_too_short() -> None:
     with pytest.raises(SpecError, match="0 training sequences"):
         served(32, 4, tokens=4096)
-    with pytest.raises(SpecError, match="127 validation sequences of 32, and 160"):
+    with pytest.raises(SpecError, match="127 validation sequences of 32, but needs 160"):
         windows.check_text_for(text_spec(sequence_length=32, validation_batches=40), 4097 + 4096)
-    with pytest.raises(SpecError, match=r"training sequences of 32, and 99999 are needed"):
+    with pytest.raises(SpecError, match=r"training sequences of 32, but needs 99999"):
         served(32, 4, training_sequences=99_999)
-    with pytest.raises(SpecError, match="less than a batch of 4"):
+    with pytest.raises(SpecError, match=r"less than workload.batch_size, 4"):
         models.check_workload(served(32, 4)._spec.model_copy(update={"training_sequences": 3}), 1)
     with pytest.raises(SpecError, match="at most 4095"):
         windows.cut_windows(10_000, 4096)

@@ -61,7 +61,7 @@ def test_it_is_the_texts_own_whatever_part_a_run_sees() -> None:
 
 
 def test_a_text_that_is_too_short_is_refused() -> None:
-    with pytest.raises(SpecError, match="are needed"):
+    with pytest.raises(SpecError, match="but needs"):
         unigram_floor(text(50, 0, 500), text_spec(validation_batches=3), 50)
 
 

@@ -18,6 +18,7 @@ from testbed.workloads import networks, sources
 from testbed.workloads.images import batch_loss, build_network, images, score
 from testbed.workloads.networks import DIGITS, NETWORKS, ImageShape, image_counts
 from testbed.workloads.shards import ShardBatches, apportion, class_mixes, data_shares, divide
+from tests.altered import ALTERATIONS
 from tests.workloads import small_hub
 
 LABELS = images("digits").train.labels.numpy()
@@ -57,7 +58,7 @@ def test_a_network_follows_from_its_seed_and_learns(name):
 def test_an_unknown_network_and_one_for_other_images_are_named():
     with pytest.raises(UnknownNameError, match="digits-mlp"):
         build_network("digits-mpl", DIGITS, 0)
-    with pytest.raises(SpecError, match=r"for digits, 1 x 8 x 8 .* have 3 x 8 x 8 .*: take 'cnn'"):
+    with pytest.raises(SpecError, match=r"for digits, 1 x 8 x 8 .* have 3 x 8 x 8 .*: use 'cnn'"):
         build_network("digits-cnn", ImageShape(3, 8, 10), 0)
 
 
@@ -133,6 +134,10 @@ def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path, monkeypatch
     model = build_network("cnn", found, 0)
     batch_loss(model, few).backward()
     assert 0 <= score(model, found.test).accuracy <= 1
+    (labels,) = (tmp_path / "c" / "images").glob("*-labels.npy")
+    ALTERATIONS["a bit flipped"](labels, labels)
+    with pytest.raises(SpecError, match=rf"{labels.name} is altered; remove .* there, and fetch it again"):
+        image_counts(f"hub:{NAME}")
     assert json.loads(first.stdout)["train"] == 9
     assert [path.name for path in (tmp_path / "c" / "images").iterdir() if path.name.startswith(".")] == []
 

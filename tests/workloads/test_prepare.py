@@ -20,6 +20,7 @@ from testbed.sweep import controller
 from testbed.workloads import models
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
+from tests.altered import ALTERATIONS
 from tests.specs import text_spec
 
 TEXT = "One nation, «indivisible»,\nwith liberty\n\n\tand justice — for all. 日本語 🙂\n" * 300
@@ -65,7 +66,7 @@ def test_nothing_but_the_token_file_is_kept(text: Path, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     path = Path(json.loads(found.stdout)["path"])
     kept = [p for p in home.rglob("*") if p.is_file()]
-    assert sorted(kept) == [path.with_suffix(".json"), path]
+    assert sorted(kept) == [path.with_suffix(".json"), path.with_suffix(".manifest.json"), path]
     assert path.parent == home / ".cache" / "testbed" / "tokens"
     assert found.stderr == ""
 
@@ -95,13 +96,46 @@ def test_a_second_call_needs_no_library(text: Path, tmp_path: Path) -> None:
     assert json.loads(found.stdout) == {"path": str(first.path), "tokens": first.tokens, "vocabulary": 4096}
 
 
-def test_a_token_file_without_its_description_is_made_again(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alteration", ALTERATIONS)
+@pytest.mark.parametrize("ending", [".npy", ".json", ".manifest.json"])
+def test_an_altered_token_file_is_named_set_aside_and_made_again(
+    text: Path, tmp_path: Path, ending: str, alteration: str
+) -> None:
     first = prepare_tokens(str(text), "gpt2-mini", tmp_path)
-    good = first.path.read_bytes()
-    first.path.with_suffix(".json").unlink()
-    first.path.write_bytes(b"cut off")
-    assert prepare_tokens(str(text), "gpt2-mini", tmp_path) == first
-    assert first.path.read_bytes() == good
+    (tmp_path / "other.txt").write_text("another text\n" * 9, encoding="utf8")
+    other = prepare_tokens(str(tmp_path / "other.txt"), "gpt2-mini", tmp_path)
+    kept = {end: first.path.with_suffix(end).read_bytes() for end in (".npy", ".json", ".manifest.json")}
+    ALTERATIONS[alteration](first.path.with_suffix(ending), other.path.with_suffix(ending))
+    notes: list[str] = []
+    assert prepare_tokens(str(text), "gpt2-mini", tmp_path, notes.append) == first
+    assert {end: first.path.with_suffix(end).read_bytes() for end in kept} == kept
+    if (ending, alteration) == (".manifest.json", "removed"):
+        assert notes == [], "as an older testbed left it: made again"
+    else:
+        (note,) = notes
+        assert ending in note.partition(";")[0]
+        assert list(first.path.parent.glob("*.aside"))
+    assert prepare_tokens(str(text), "gpt2-mini", tmp_path, never) == first
+
+
+def never(message: str) -> None:
+    raise AssertionError(message)
+
+
+def test_a_sweep_says_that_tokens_are_made_again(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0.0 was believed here: the same cell, a certificate that passes, and another loss."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text.write_text(TEXT * 9, encoding="utf8")
+    workload = text_spec(text=str(text), sequence_length=16)
+    path = controller.prepare(workload).path
+    good = path.read_bytes()
+    path.write_bytes(good[:2000] + bytes(1000) + good[3000:])
+    assert capsys.readouterr().err == ""
+    assert controller.prepare(workload).path == path
+    assert path.read_bytes() == good
+    assert f"testbed: prepared data in {path.parent} is made again: {path.name} is altered" in capsys.readouterr().err
 
 
 @pytest.mark.slow

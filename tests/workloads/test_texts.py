@@ -54,7 +54,7 @@ def test_what_is_no_text(tmp_path: Path) -> None:
             prepare_tokens(str(path), "gpt2-mini", tmp_path)
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(write(tmp_path / "rows.parquet").read_bytes()[:300])
-    with pytest.raises(SpecError, match=r"not a whole \.parquet file"):
+    with pytest.raises(SpecError, match=r"not a complete \.parquet file"):
         prepare_tokens(str(torn), "gpt2-mini", tmp_path)
     with pytest.raises(SpecError, match="is empty"):
         prepare_tokens(str(write(torn, rows=[])), "gpt2-mini", tmp_path)
@@ -115,7 +115,7 @@ def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
         assert first.returncode == 0, first.stderr
         for text, message in (
             (f"hub:{NAME}:other", "Available: ['raw-v1']"),
-            ("hub:someone/nothing", "the hub does not give us data set someone/nothing"),
+            ("hub:someone/nothing", "the hub refuses data set someone/nothing"),
         ):
             found = run(tmp_path, text, HF_ENDPOINT=endpoint)
             assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
@@ -162,5 +162,5 @@ def test_a_hub_that_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
                 server.accept()[0].close()
                 asked += 1
     assert found.returncode == 2
-    assert "out of reach" in found.stderr
+    assert "is unreachable" in found.stderr
     assert 1 <= asked <= 2  # huggingface_hub itself asks what it is used by

@@ -1,8 +1,8 @@
 """Measure codecs on saved tensors: `python -m testbed.codecs.bench.measure FILE CODEC ...` prints one line of JSON
 per result.
 
-FILE is what `python -m testbed.workloads.capture` writes. This is a program of its own, so that the command line
-needs no torch, and torch has one thread.
+FILE is what `python -m testbed.workloads.real_tensors` writes. It is a separate program, so that the command line needs
+no torch, and torch has one thread.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ def tensors_of(path: str) -> dict[Direction, list[Tensor]]:
 
 
 class CodecFidelity(NamedTuple):
-    """What a codec makes of messages, and how many bits it takes for that."""
+    """A codec's errors and bits on messages."""
 
     relative_error: float
     """|decoded - x| / |x| over all messages."""
     token_error: float
-    """The median over tokens of the same of each token: what a layer sees whose norm scales every token to one size."""
+    """Median over tokens of the relative error per token, as seen by a layer whose norm scales every token to the same
+    size."""
     bits_per_value: float
     """On the wire, headers included."""
 
 
 def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> CodecFidelity:
-    """Send messages of consecutive steps of one micro-batch, (b, n, d) each, and compare."""
+    """Send messages of consecutive steps of one micro-batch, (b, n, d) each, and measure errors and bits."""
     wrong, right, bits = [], [], 0
     for number, x in enumerate(tensors):
         key = key_at(3 * number, batch=x.shape[0])
@@ -68,9 +69,9 @@ def codec_line(
     text: str, direction: Direction, tensors: list[Tensor], make: Callable[[], TrialEnd], package: str = ""
 ) -> dict[str, Any]:
     """Measure one codec in one direction, as the fields of `results.CodecCost`."""
-    found = fidelity(make(), make(), tensors)
+    shown = fidelity(make(), make(), tensors)
     line = _line(text, direction, tensors, measure_codec(make(), make(), tensors, seconds=0.5))
-    return {**line, "package": package, "bits_per_value": found.bits_per_value, "relative_error": found.relative_error}
+    return {**line, "package": package, "bits_per_value": shown.bits_per_value, "relative_error": shown.relative_error}
 
 
 def _line(text: str, direction: Direction, tensors: list[Tensor], taken: CodecTime) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def _line(text: str, direction: Direction, tensors: list[Tensor], taken: CodecTi
 def main(arguments: list[str]) -> int:
     """Print each codec in both directions, then the peers that are installed.
 
-    A codec that fails is a line with `failed`.
+    A failing codec becomes a line with `failed`.
     """
     path, *texts = arguments
     torch.set_num_threads(1)

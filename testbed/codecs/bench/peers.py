@@ -1,6 +1,6 @@
-"""Codecs of other packages, where they are installed, to measure ours beside.
+"""Codecs of other packages, if installed, for comparison with ours.
 
-Each packs into one buffer, as a message must, and unpacks from it; nothing else is added to what the package does.
+Each packs into one buffer, as a message must, and unpacks from it; nothing else is added.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class PeerCodec(NamedTuple):
     """A codec of another package."""
 
     codec: str
-    """The codec of ours that it corresponds to."""
+    """Our corresponding codec."""
     package: str
     make: Callable[[], Codec]
 
 
 def installed() -> Iterator[PeerCodec]:
-    """Yield those that can be imported here and work with the versions of what they depend on."""
+    """Yield those that can be imported and work with the installed versions of their dependencies."""
     for package, codec, kind in _PEERS:
         if importlib.util.find_spec(package) is None:
             continue
         try:
             peer = kind()
             peer.decode(peer.encode(torch.ones(2, 64), KEY), KEY)
-        except Exception:  # a broken installation is as good as none
+        except Exception:  # a broken installation counts as missing
             continue
         version = getattr(importlib.import_module(package), "__version__", "")
         yield PeerCodec(codec, f"{package} {version}".strip(), kind)
@@ -48,7 +48,7 @@ def _together(codes: Tensor, scales: Tensor) -> Payload:
 
 
 class _Bitsandbytes:
-    """8-bit dynamic map, blocks of 4,096. Shape and code book are not in its message."""
+    """8-bit dynamic map, blocks of 4,096. Its message omits shape and code book."""
 
     def __init__(self) -> None:
         self._functional: Any = importlib.import_module("bitsandbytes.functional")
@@ -116,7 +116,7 @@ class _Hivemind:
 
 
 _KNOWN: dict[str, Any] = {}
-"""What a package's message leaves out, by package."""
+"""Parts omitted from a package's message, by package."""
 
 _PEERS: tuple[tuple[str, str, Callable[[], Codec]], ...] = (
     ("bitsandbytes", "blockwise-8", _Bitsandbytes),

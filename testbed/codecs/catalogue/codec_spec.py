@@ -20,18 +20,19 @@ Value: TypeAlias = "int | float | str | CodecSpec"
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 _UNKNOWN_BITS = 8.0
-"""What is assumed of a codec whose row has no formula."""
+"""Bits assumed for a codec whose row has no formula."""
 FRAMING_BYTES = 32
-"""What each codec in a text may add to a message beyond its formula: a header, and what is rounded up."""
+"""Bytes that each codec in a text may add to a message beyond its formula: a header and rounding."""
 
 
 @dataclass(frozen=True)
 class CodecSpec:
-    """What `make` needs. Two texts that mean the same have equal specs."""
+    """Input of `make`. Equivalent texts have equal specs."""
 
     name: str
     arguments: tuple[tuple[str | None, Value], ...]
-    """Ours: every parameter by name, defaults filled in, in the table's order. Anyone else's: as written."""
+    """For our codecs: every parameter by name, including defaults, in the table's order. For user-defined codecs: as
+    written."""
 
     @property
     def row(self) -> CodecRow:
@@ -40,7 +41,7 @@ class CodecSpec:
 
     @property
     def text(self) -> str:
-        """The one way to write it: defaults left out, what is required without its name, choices as bare words."""
+        """Its canonical text: without defaults, required parameters without names, choices as bare words."""
         written = ", ".join(_our_arguments(self) if self.name in table.CODECS else _their_arguments(self))
         return f"{self.name}({written})" if written else self.name
 
@@ -53,10 +54,10 @@ class CodecSpec:
 
     @property
     def nominal_bits(self) -> float:
-        """Bits per element of a large tensor, in the direction that takes more of them.
+        """Bits per element of a large tensor, in the direction that needs more.
 
-        Links are certified with messages of about this size before the codec has sent any. A formula that leaves
-        nothing of a large tensor, such as that of a low-rank factor, is taken at a typical one.
+        Links are certified with messages of about this size before the codec has sent any. A formula that vanishes for
+        a large tensor, such as that of a low-rank factor, is evaluated for a typical one.
         """
         return self._most_bits(formula.LARGE) or self._most_bits(formula.TYPICAL)
 
@@ -78,10 +79,10 @@ class CodecSpec:
                 yield from value.parts()
 
     def term(self, name: str, known: Mapping[str, float], of_codec: Callable[[CodecSpec, str], float]) -> float:
-        """Return what a name in a formula of its row stands for: one of `known`, an argument, a choice.
+        """Return the value of a name in a formula of its row: one of `known`, an argument, or a choice.
 
-        Of an argument that is a codec, `of_codec` gives it by the codec and what follows the name after a dot.
-        KeyError for a name that stands for nothing.
+        For an argument that is a codec, `of_codec` gives the value from the codec and the part of the name after a dot.
+        KeyError for an unknown name.
         """
         argument, _, part = name.partition(".")
         arguments = dict(self.arguments)
@@ -118,12 +119,12 @@ class CodecSpec:
 
 
 def parse_codec(text: str) -> CodecSpec:
-    """Read one codec from its text. UnknownNameError or SpecError, with the place, for what cannot be made."""
+    """Parse one codec. UnknownNameError or SpecError with the position for an invalid text."""
     return bind(codec_tree(text), text)
 
 
 def bind(call: Call, text: str) -> CodecSpec:
-    """Check a tree of `text` against the table: names, sorts of arguments, ranges, nothing missing."""
+    """Check a tree of `text` against the table: names, kinds of arguments, ranges, required arguments."""
     try:
         row = table.find_codec(call.name)
     except UnknownNameError as error:
@@ -133,13 +134,13 @@ def bind(call: Call, text: str) -> CodecSpec:
     if call.name not in table.CODECS:
         for index, argument in enumerate(call.arguments):
             if argument.key is not None and any(argument.key == earlier.key for earlier in call.arguments[:index]):
-                raise fault(text, argument.at, f"{argument.key} of {call.name} is stated twice")
+                raise fault(text, argument.at, f"{argument.key} of {call.name} is set twice")
         return CodecSpec(call.name, tuple((each.key, _foreign(each.value, text)) for each in call.arguments))
     given: dict[str, Value] = {}
     for argument in call.arguments:
         parameter = _parameter(row, argument, given, text)
         if parameter.name in given:
-            raise fault(text, argument.at, f"{parameter.name} of {row.name} is stated twice")
+            raise fault(text, argument.at, f"{parameter.name} of {row.name} is set twice")
         given[parameter.name] = _value(row, parameter, argument.value, text)
     for parameter in row.parameters:
         if parameter.name in given:
@@ -152,7 +153,7 @@ def bind(call: Call, text: str) -> CodecSpec:
 
 
 def _foreign(value: Number | Call, text: str) -> Value:
-    """Return an argument of anyone else's class: a bare word is a text, a codec has brackets or a module."""
+    """Return an argument of a user-defined class: a bare word is a text, a codec has brackets or a module."""
     if isinstance(value, Number):
         return value.value
     return bind(value, text) if value.brackets or ":" in value.name else value.name
@@ -179,12 +180,12 @@ def _parameter(row: CodecRow, argument: Argument, given: dict[str, Value], text:
     free = [parameter for parameter in fit if parameter.name not in given]
     if not free:
         takes = f"{sort} for {', '.join(parameter.name for parameter in fit)}" if fit else f"no {sort[2:]}"
-        raise fault(text, argument.at, f"{row.name} takes {takes}, and no further one")
+        raise fault(text, argument.at, f"{row.name} takes only {takes}")
     return free[0]
 
 
 def _needs_no_name(parameter: Parameter, *, number: bool) -> bool:
-    """Whether a parameter can be set without its name, by a number or by anything else that is no choice."""
+    """Return whether a parameter can be set without its name, by a number or by another value that is not a choice."""
     if number:
         return parameter.kind in ("int", "float")
     return parameter.kind == "codec" or (parameter.kind == "word" and not parameter.choices)
@@ -193,8 +194,8 @@ def _needs_no_name(parameter: Parameter, *, number: bool) -> bool:
 def _value(row: CodecRow, parameter: Parameter, value: Number | Call, text: str) -> Value:
     """Return an argument's value, checked."""
 
-    def wrong(found: str, wanted: str) -> SpecError:
-        return fault(text, value.at, f"{parameter.name} of {row.name} must be {wanted}, found {found}")
+    def wrong(given: str, wanted: str) -> SpecError:
+        return fault(text, value.at, f"{parameter.name} of {row.name} must be {wanted}, found {given}")
 
     if isinstance(value, Number):
         number = value.value
@@ -226,7 +227,7 @@ def _our_arguments(spec: CodecSpec) -> Iterator[str]:
     for (name, value), parameter in zip(spec.arguments, row.parameters, strict=True):
         number = parameter.kind in ("int", "float")
         required = parameter.default is REQUIRED
-        # Without its name it must be the first of its sort that is not set, so no earlier one may be at its default.
+        # Without its name it must be the first unset parameter of its kind, so no earlier one may have its default.
         bare = required and not sorts_with_defaults[number]
         if _needs_no_name(parameter, number=number) and not required:
             sorts_with_defaults[number] = True

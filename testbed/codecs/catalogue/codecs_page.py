@@ -1,4 +1,4 @@
-"""Draw the tables of codecs/README.md: the codecs, from the catalogue, and the folders, from their docstrings.
+"""Generate the tables of codecs/README.md: codecs from the catalogue, folders from their docstrings.
 
 No torch here.
 """
@@ -16,23 +16,23 @@ _FOLDER = Path(__file__).parents[1]
 
 
 def draw_codec_table() -> str:
-    """Draw every codec with its size, in Markdown."""
+    """Return a Markdown table of all codecs with their sizes."""
     rows = []
     for row in ROWS:
         size = f"`{row.bits}`" + (f"; gradients `{row.backward_bits}`" if row.backward_bits else "")
         note = f"; {row.size_note}" if row.size_note else ""
         rows.append((f"`{row.name}`", size + note, row.summary, row.source))
-    return _table(("codec", "bits per element", "what it is", "source"), rows)
+    return _table(("codec", "bits per element", "description", "source"), rows)
 
 
 def draw_folder_table() -> str:
-    """Draw the modules of codecs/ by folder, with the question that each folder answers, in Markdown."""
+    """Return a Markdown table of the modules of codecs/ by folder, with the question that each folder answers."""
     rows = [("`codecs/`", _summary(_FOLDER / "__init__.py"), _modules(_FOLDER))]
     for folder in sorted(path.parent for path in _FOLDER.glob("*/__init__.py")):
         rows.append((f"`{folder.name}/`", _summary(folder / "__init__.py"), _modules(folder)))
         for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
             rows.append((f"`{folder.name}/{inner.name}/`", _summary(inner / "__init__.py"), _modules(inner)))
-    return _table(("folder", "what it holds", "modules"), rows)
+    return _table(("folder", "contents", "modules"), rows)
 
 
 def _summary(path: Path) -> str:

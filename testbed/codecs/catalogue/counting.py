@@ -1,33 +1,33 @@
-"""What a device does to encode and to decode one message: bytes of memory traffic and arithmetic operations, by the
-rows' formulas. No torch here, and nobody's code is run.
+"""Cost on a device of encoding and decoding one message: bytes of memory traffic and arithmetic operations, from the
+rows' formulas. No torch here, and no user code is run.
 
-Rules of counting, the same for every row. They describe plain kernels on a device that holds the tensor in its memory,
-not this package's own code, which runs on the host:
+Counting rules, common to all rows. They describe plain kernels on a device with the tensor in its memory, not this
+package's own code, which runs on the host:
 
 1. The tensor is fp32 in memory, 4 bytes a value. Encoding ends with the payload in memory and decoding begins there;
-   the copy to or from the socket is not counted, with any codec.
-2. A pass reads a value once, does all that needs no other value, and writes. What comes of a value stays in registers
-   until the end of the pass. What depends on many values (a group's largest, a norm, a histogram) is a pass of its own,
-   after which the tensor is read again: int8 reads 4 bytes for the largest value and 4 to quantise.
+   copies to or from the socket are not counted for any codec.
+2. A pass reads each value once, does all work that needs no other value, and writes. Results stay in registers until
+   the end of the pass. Quantities of many values (a group's maximum, a norm, a histogram) need a separate pass, after
+   which the tensor is read again: int8 reads 4 bytes for the maximum and 4 to quantise.
 3. A gather from a tensor reads all of it, because memory is read in lines of 32 to 128 bytes; positions ascend, so
    a decoder writes each value of the tensor once, zeros included. The k largest values are found by radix select: four
    passes over the tensor, one for each byte of the key, and one to gather (Alabi et al., ACM JEA 2012).
-4. Addition, multiplication, comparison, maximum, absolute value, rounding, conversion, shift and mask are one operation
-   each, and so is a table look-up; logarithm and square root four. Packing codes of fewer than 8 bits takes two per
-   value (shift, or), unpacking two (shift, mask); twice as many for 3 and 6 bits, which are two parts each.
+4. Addition, multiplication, comparison, maximum, absolute value, rounding, conversion, shift and mask and a table
+   look-up are one operation each; logarithm and square root are four. Packing codes of fewer than 8 bits takes two per
+   value (shift, or), unpacking two (shift, mask); twice as many for 3 and 6 bits, which consist of two parts.
 5. Random numbers come from a counter-based generator in registers: Philox-4x32-10 (Salmon et al., SC 2011) takes 10
    rounds of 10 operations for 16 bytes, 6.25 a byte. Rounding stochastically draws one byte per value.
-6. A product of (m, k) and (k, n) is 2 m k n operations, and its factors are read once each.
-7. A codec around another is a kernel of its own: what one hands to the other is written to memory and read again. The
-   inner codec's work is counted per value at the outer tensor's width.
-8. What both ends or one end remember is read and written as fp32. A message that is not the first of its key counts.
-9. Not counted: checks of values and of received bytes, allocation, launching kernels, what happens once per row or
-   column only (scales), and what happens once per step.
+6. A product of (m, k) and (k, n) is 2 m k n operations, and each factor is read once.
+7. A codec around another is a separate kernel: data passed between them is written to memory and read again. The inner
+   codec's work is counted per value at the outer tensor's width.
+8. State at one or both ends is read and written as fp32. Counts are for a message that is not the first of its key.
+9. Not counted: checks of values and of received bytes, allocation, kernel launches, work done only once per row or
+   column (scales), and work done once per step.
 
-A codec that changes the model counts its layers too, forward and backward, because a device's durations come from the
-unchanged model's FLOPs. A class of anyone else's states its own counts per value as literals in its body, for both
-directions: `device_encode = ("8", "1", "5")` and `device_decode`, the formulas of `row.Counts`, in which its arguments
-may be used by name.
+A codec that changes the model also counts its layers, forward and backward, because a device's durations come from the
+unchanged model's FLOPs. A user-defined class states its counts per value as literals in its body, for both directions:
+`device_encode = ("8", "1", "5")` and `device_decode`, the formulas of `row.Counts`, which may use its arguments by
+name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a codec's own source says of it, read without running it: no torch here, and nobody's code."""
+"""A codec's documentation, read from its source without running it: no torch here, and no user code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _Documented: TypeAlias = ast.ClassDef | ast.FunctionDef
 
 
 class ClassDocs(NamedTuple):
-    """Docstrings, without their indent; None where there is none."""
+    """Docstrings without indentation; None where missing."""
 
     of_class: str | None
-    """That of the class, or of the nearest base class in its own module; of the function, where one makes the codec."""
+    """Docstring of the class, or of the nearest base class in its module; of the function, if one makes the codec."""
     of_module: str | None
 
 
 def class_docs(path: str) -> ClassDocs:
     """Read the docstrings of a class, named as 'pkg.mod:Class'.
 
-    SpecError where the module has no source, or not this class.
+    SpecError for a module without source, or without this class.
     """
     module, _, name = path.partition(":")
     if (tree := table.class_source(path)) is None:

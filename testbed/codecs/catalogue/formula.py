@@ -1,6 +1,6 @@
 """The value of a row's formula for the size of a payload, in bits per element of the tensor.
 
-A formula is one Python expression, evaluated by `evaluate` and nothing else, and printed as it stands:
+A formula is one Python expression, evaluated only by `evaluate`, and printed unchanged:
 
     4 + (32 if asymmetric else 16)*groups(d, group or d)
     k*values + min(1, k*index_bits(d)) where k = kept(share, d)
@@ -18,13 +18,13 @@ It may use numbers, + - * / **, `or`, `A if B else C`, definitions behind `where
 these functions:
 
     min, max, ceil, log2, round
-    kept(share, w)      the part of w values that a sparsifier keeps: the nearest whole number of them, at least one
-    raised(share, w)    the part of w that is a share of it, rounded up to a whole number
+    kept(share, w)      share of w values that a sparsifier keeps: rounded to whole values, at least one
+    raised(share, w)    share of w, rounded up to a whole number
     groups(w, size)     groups of `size` among w values, the last perhaps short, over w
-    index_bits(w)       bits of an index that tells w places apart: 8, 16 or 32
-    inner(bn, d)        what the codec of the parameter `inner` takes per element of a tensor of this shape
+    index_bits(w)       bits of an index into w places: 8, 16 or 32
+    inner(bn, d)        bits per element of the codec of the parameter `inner` for a tensor of this shape
 
-and in an infinitely large tensor the parts are what they tend to.
+and for an infinitely large tensor the parts have their limits.
 
 A row's counts (`counting.py`) also use:
 
@@ -36,6 +36,7 @@ A row's counts (`counting.py`) also use:
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +63,7 @@ def _kept(share: float, places: float) -> float:
 
 
 def _raised(share: float, places: float) -> float:
-    # As `tah` does: a share such as 0.8 of 25 is not to become 21 because no binary number is 0.8.
+    # Like `tah`: a share such as 0.8 of 25 must not become 21 because 0.8 is inexact in binary.
     return share if math.isinf(places) else math.ceil(share * places - 1e-9) / places
 
 
@@ -87,13 +88,13 @@ _FUNCTIONS: Mapping[str, Callable[..., float]] = {
 }
 
 LARGE: Mapping[str, float] = {"d": math.inf, "bn": math.inf, "b": 1, "n": math.inf}
-"""A tensor so large that scales, headers and the like, which are shared by many values, take nothing of each."""
+"""A tensor so large that costs shared by many values, such as scales and headers, vanish per value."""
 TYPICAL: Mapping[str, float] = {"d": 768, "bn": 1024, "b": 4, "n": 768 * 1024}
-"""The tensor that a formula is evaluated for whose terms all vanish in a large one."""
+"""The tensor for formulas whose terms all vanish for a large one."""
 
 
 def sizes_of(shape: Sequence[float]) -> dict[str, float]:
-    """Return the names that describe a tensor of this shape."""
+    """Return the values of the names that describe a tensor of this shape."""
     return {
         "d": shape[-1] if shape else 1,
         "bn": math.prod(shape[:-1]),
@@ -106,15 +107,20 @@ def _no_codec(name: str, shape: Sequence[float]) -> float:
     raise KeyError(name)
 
 
+@functools.lru_cache(maxsize=1024)
+def _parsed(expression: str) -> ast.expr:
+    return ast.parse(expression, mode="eval").body
+
+
 def evaluate(
     text: str,
     look_up: Callable[[str], float],
     bits_of: Callable[[str, Sequence[float]], float] = _no_codec,
 ) -> float:
-    """Return the value of a formula. `look_up` gives the value of a name, `bits_of` the bits per element that the codec
-    of a parameter takes for a shape; either raises KeyError.
+    """Return the value of a formula. `look_up` returns the value of a name, `bits_of` the bits per element of a
+    parameter's codec for a shape; either raises KeyError.
 
-    ValueError for anything that is not in the module's list.
+    ValueError for anything outside the module's list.
     """
     expression, _, rest = text.partition(" where ")
     definitions = dict(definition.split(" = ", 1) for definition in rest.split(" and ")) if rest else {}
@@ -123,13 +129,13 @@ def evaluate(
         return value(definitions[name]) if name in definitions else look_up(name)
 
     def value(expression: str) -> float:
-        return float(_value(ast.parse(expression, mode="eval").body, value_of, bits_of))
+        return float(_value(_parsed(expression), value_of, bits_of))
 
     try:
         return value(expression)
     except KeyError as error:
         known = f"d, bn, b, n, {', '.join(_FUNCTIONS)}, the codec's parameters and their choices"
-        raise ValueError(f"formula {text!r} uses {error}, which is none of {known}") from None
+        raise ValueError(f"formula {text!r} uses {error}, which is not one of {known}") from None
     except (SyntaxError, TypeError) as error:
         raise ValueError(f"formula {text!r}: {error}") from None
 
@@ -155,4 +161,4 @@ def _value(node: ast.expr, look_up: Callable[[str], float], bits_of: Callable[[s
             numbers = [value(each) for each in arguments]
             return float(_FUNCTIONS[name](*numbers) if name in _FUNCTIONS else bits_of(name, numbers))
         case _:
-            raise TypeError(f"{ast.unparse(node)} has no place in a formula")
+            raise TypeError(f"{ast.unparse(node)} is not allowed in a formula")

@@ -1,4 +1,4 @@
-"""The grammar of codecs: a text as a tree. What the names mean is for `codec_spec` and `placement`. No torch here.
+"""The grammar of codecs: a text as a tree. `codec_spec` and `placement` resolve the names. No torch here.
 
     placement   rule {";" rule}                         0: int8; 1-3: fwd=int4, bwd=int8; rest: bf16
     rule        [(number ["-" number] | "rest") ":"] both
@@ -6,7 +6,7 @@
     codec       name ["(" argument {"," argument} ")"]  ef(topk(0.1)), mypkg.mod:MyCodec(x=3)
     argument    [word "="] (number | codec)             a bare word is read as a codec without brackets
 
-Blanks may stand between any two of these. Every fault is a SpecError that names the text and the character.
+Blanks are allowed between tokens. Every error is a SpecError with the text and the character.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _KEY = re.compile(r"([^\W\d]\w*)\s*=")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?P<point>\.\d*)?|(?P<dot>\.\d+))(?P<power>[eE][+-]?\d+)?(?![\w.])")
 _PLACES = re.compile(r"(?:(?P<first>\d+)(?:\s*-\s*(?P<last>\d+))?|(?P<rest>rest))\s*:")
 _BLANK = re.compile(r"\s*")
-_DEEPEST = 16
-_HIGHEST = 1_000_000
+_DEEPEST = 8
+"""Maximum depth of codecs inside each other: a closed loop holds two of what it wraps, so depth n makes 2**n."""
+_HIGHEST = 10_000
+_LONGEST = 4_000
+"""Maximum number of characters of a codec's text."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """An int, or a float where it was written with a point or a power."""
+    """An int, or a float if written with a point or an exponent."""
 
     value: int | float
     at: int
@@ -36,7 +39,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Call:
-    """A codec, or a bare word that may turn out to be something else."""
+    """A codec, or a bare word that may have another meaning."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -72,7 +75,7 @@ class Rule:
 
 
 def fault(text: str, at: int, message: str) -> SpecError:
-    """Make the error that says what is wrong with a codec's text, and where."""
+    """Make an error in a codec's text, with its position."""
     where = f"character {at + 1}" if at < len(text) else "at its end"
     return SpecError(f"codec {text!r}, {where}: {message}")
 
@@ -97,6 +100,8 @@ def placement_tree(text: str) -> tuple[Rule, ...]:
 
 class _CodecReader:
     def __init__(self, text: str) -> None:
+        if len(text) > _LONGEST:
+            raise SpecError(f"codec {text[:40]!r}...: it has {len(text):,} characters; the limit is {_LONGEST:,}")
         self._text, self._at, self._depth = text, 0, 0
         self._skip()
 
@@ -104,12 +109,11 @@ class _CodecReader:
         at, places = self._at, self._match(_PLACES)
         if places is None or places["rest"]:
             return Rule(None, None, self._both(), at)
-        first = int(places["first"])
-        last = first if places["last"] is None else int(places["last"])
+        ends = [word.lstrip("0") or "0" for word in (places["first"], places["last"] or places["first"])]
+        first, last = (int(word) if len(word) < len(str(_HIGHEST)) else _HIGHEST for word in ends)
         if not first <= last < _HIGHEST:
-            raise fault(
-                self._text, at, f"boundaries {first} to {last} are no range; boundary 0 lies between the stages 0 and 1"
-            )
+            words = f"boundaries {ends[0][:20]} to {ends[1][:20]} are not a range below {_HIGHEST}"
+            raise fault(self._text, at, f"{words}; boundary 0 lies between the stages 0 and 1")
         return Rule(first, last, self._both(), at)
 
     def _both(self) -> Both:
@@ -118,7 +122,7 @@ class _CodecReader:
         while (key := self._peek(_KEY)) is not None:
             direction = key[1]
             if direction not in ("fwd", "bwd") or direction in stated:
-                again = "stands here twice" if direction in stated else "is no direction"
+                again = "is given twice" if direction in stated else "is not a direction"
                 raise self._fault(f"{direction!r} {again}; write fwd=CODEC, bwd=CODEC, or one codec for both")
             self._match(_KEY)
             stated[direction] = self.call()
@@ -129,9 +133,7 @@ class _CodecReader:
         if stated:
             missing = "bwd" if "fwd" in stated else "fwd"
             hint = "" if self._peek(_NAME) is None else f" before {self._text[self._at :]!r}"
-            raise fault(
-                self._text, self._at if hint else at, f"{missing}=CODEC is missing{hint}; state both directions"
-            )
+            raise fault(self._text, self._at if hint else at, f"{missing}=CODEC is missing{hint}; give both directions")
         call = self.call()
         return Both(call, call)
 
@@ -143,7 +145,7 @@ class _CodecReader:
             return Call(name[0], (), False, at)
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise fault(self._text, at, f"codecs lie more than {_DEEPEST} deep in each other")
+            raise fault(self._text, at, f"codecs are nested more than {_DEEPEST} deep")
         arguments: list[Argument] = []
         if not self.accept(")"):
             arguments.append(self._argument())
@@ -168,7 +170,7 @@ class _CodecReader:
         return Argument(key and key[1], self.call(), at)
 
     def accept(self, sign: str) -> bool:
-        """Step over the sign if it comes next."""
+        """Consume the sign if it is next."""
         if not self._text.startswith(sign, self._at):
             return False
         self._at += len(sign)

@@ -1,4 +1,4 @@
-"""Which codec stands at which boundary, in which direction: what a cell's `codec` says. No torch here."""
+"""The codec of each boundary and direction, from a cell's `codec`. No torch here."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ class CodecPair(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The canonical text, which names one codec where both are the same."""
+        """The canonical text, with a single codec if both are equal."""
         return (
             self.forward.text if self.forward == self.backward else f"fwd={self.forward.text}, bwd={self.backward.text}"
         )
 
     @property
     def fault(self) -> str | None:
-        """Why gradients that go by their activations' codec cannot do so here; None where nothing is wrong."""
+        """Return why gradients cannot depend on their activations' codec here; None if they can."""
         for part in self.backward.parts():
             if not part.row.pairs:
                 continue
             masks = [mask for mask in self.forward.parts() if mask.row.backward == part.row.backward]
             if not masks:
                 return (
-                    f"gradients of {part.name} go by its activations, which go through {self.forward.text}; "
-                    f"name {part.name} for both"
+                    f"gradients of {part.name} depend on its activations, which use {self.forward.text}; use "
+                    f"{part.name} for both"
                 )
             if all(_share(mask) != _share(part) for mask in masks):
                 return (
-                    f"gradients of {part.text} go where the activations of {masks[0].text} went; "
-                    "give both the same share"
+                    f"gradients of {part.text} use the positions of the activations of {masks[0].text}; give both the "
+                    "same share"
                 )
         for spec in self:
             for part in spec.parts():
                 inside = [inner for inner in part.parts() if inner.row.pairs] if part.row.measures else []
                 if inside:
                     return (
-                        f"gradients of {inside[0].name} go by its activations; "
-                        f"{part.name} may have sent those through another"
+                        f"gradients of {inside[0].name} depend on its activations, but {part.name} may have sent "
+                        "those through another codec"
                     )
         return None
 
 
 class Placement(NamedTuple):
-    """What a cell's `codec` says.
+    """A parsed `codec` of a cell.
 
-    Two are equal whenever two texts choose the same codecs, once `over` has seen how many boundaries there are.
+    After `over` with the number of boundaries, texts that choose the same codecs give equal placements.
     """
 
     numbered: tuple[tuple[int, CodecPair], ...]
-    """The boundaries that have codecs of their own, in order."""
+    """Boundaries with their own codecs, in order."""
     rest: CodecPair | None
-    """The codecs of all other boundaries; None where each must have its own."""
+    """The codecs of all other boundaries; None if each must have its own."""
 
     @property
     def text(self) -> str:
@@ -77,21 +77,21 @@ class Placement(NamedTuple):
         return "; ".join([*rules, *([] if self.rest is None else [f"rest: {self.rest.text}"])])
 
     def at(self, boundary: int, direction: Direction) -> CodecSpec:
-        """Return the codec that stands there. SpecError where there is none."""
+        """Return the codec of a boundary and direction. SpecError if there is none."""
         pair = dict(self.numbered).get(boundary, self.rest)
         if pair is None:
-            raise SpecError(f"codec {self.text!r} says nothing of boundary {boundary}; name it, or say 'rest: CODEC'")
+            raise SpecError(f"codec {self.text!r} has no rule for boundary {boundary}; add one, or 'rest: CODEC'")
         return pair.forward if direction == "forward" else pair.backward
 
     def over(self, boundaries: int) -> Placement:
-        """Return the canonical form for a pipeline of `boundaries` boundaries: the commonest pair is the rest.
+        """Return the canonical form for a pipeline of `boundaries` boundaries: the most common pair becomes the rest.
 
-        SpecError for a boundary that has no codec, or that the pipeline does not have.
+        SpecError for a boundary without a codec, or a rule for a missing boundary.
         """
         own = dict(self.numbered)
         if beyond := [number for number in own if number >= boundaries]:
-            there = f"has the boundaries 0 to {boundaries - 1}" if boundaries else "of one stage has no boundary"
-            raise SpecError(f"codec {self.text!r} speaks of boundary {beyond[0]}; the pipeline {there}")
+            there = f"has boundaries 0 to {boundaries - 1}" if boundaries else "of one stage has no boundary"
+            raise SpecError(f"codec {self.text!r} has a rule for boundary {beyond[0]}, but the pipeline {there}")
         for boundary in range(boundaries):
             self.at(boundary, "forward")
         pairs = [own.get(boundary, self.rest) for boundary in range(boundaries)]
@@ -113,25 +113,25 @@ class Placement(NamedTuple):
 
     @property
     def measures(self) -> bool:
-        """Whether one of its codecs chooses by what it measures of its link."""
+        """Whether one of its codecs adapts to its measured link."""
         return any(part.row.measures for spec in self.specs() for part in spec.parts())
 
     def specs(self) -> Iterator[CodecSpec]:
-        """Yield all its codecs, some perhaps more than once."""
+        """Yield all its codecs, possibly with repetitions."""
         for pair in (*(pair for _, pair in self.numbered), self.rest):
             if pair is not None:
                 yield from pair
 
 
 def parse_placement(text: str) -> Placement:
-    """Read a cell's `codec`. UnknownNameError or SpecError, with the place, for what cannot be made."""
+    """Parse a cell's `codec`. UnknownNameError or SpecError with the position for an invalid text."""
     numbered: dict[int, CodecPair] = {}
     rest: CodecPair | None = None
     for rule in placement_tree(text):
         pair = _pair(rule.both, text)
         if rule.first is None or rule.last is None:
             if rest is not None:
-                raise fault(text, rule.at, "two rules are for the rest; give one a number, as in '0: int8'")
+                raise fault(text, rule.at, "there are two rules for the rest; give one a number, as in '0: int8'")
             rest = pair
             continue
         for boundary in range(rule.first, rule.last + 1):
@@ -142,9 +142,9 @@ def parse_placement(text: str) -> Placement:
 
 
 def canonical_text(text: str) -> str:
-    """Return the canonical text, as far as it shows without the number of boundaries.
+    """Return the canonical text, as far as possible without the number of boundaries.
 
-    A text that cannot be read stays as it is.
+    An invalid text is returned unchanged.
     """
     try:
         return parse_placement(text).text
@@ -165,7 +165,7 @@ def _share(spec: CodecSpec) -> object:
 
 
 def _ranges(numbered: tuple[tuple[int, CodecPair], ...]) -> Iterator[tuple[int, int, CodecPair]]:
-    """Yield the first and the last of neighbours that have the same codecs, and those."""
+    """Yield ranges of neighbours with the same codecs: first, last and the codecs."""
     for (_, pair), run in itertools.groupby(enumerate(numbered), key=lambda each: (each[1][0] - each[0], each[1][1])):
         numbers = [number for _, (number, _) in run]
         yield numbers[0], numbers[-1], pair

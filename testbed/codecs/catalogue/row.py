@@ -1,4 +1,4 @@
-"""What the table says of one codec. No torch here."""
+"""The table's entry for one codec. No torch here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Required:
 
 
 REQUIRED: Final = _Required()
-"""The default of a parameter that has none."""
+"""Default of a required parameter."""
 
 Default: TypeAlias = int | float | str | _Required
 
@@ -24,8 +24,7 @@ Default: TypeAlias = int | float | str | _Required
 class Parameter:
     """One parameter of a codec's constructor, which receives it by name.
 
-    In a text, an argument without a name sets the first parameter of its sort (number, codec or free word) that is
-    not set yet.
+    In a text, an argument without a name sets the first unset parameter of its kind (number, codec or free word).
     """
 
     name: str
@@ -34,13 +33,13 @@ class Parameter:
     """REQUIRED, or a value; a codec's default is its text."""
     doc: str
     choices: tuple[str, ...] = ()
-    """The words that it may be: each sets this parameter where it stands bare among the arguments."""
+    """Allowed words: each, as a bare argument, sets this parameter."""
     least: float | None = None
     most: float | None = None
 
     @property
     def allowed(self) -> str:
-        """What its value may be, for people."""
+        """Description of the allowed values."""
         if self.kind == "word":
             return f"one of {', '.join(self.choices)}" if self.choices else "a word"
         if self.kind == "codec":
@@ -54,7 +53,7 @@ class Parameter:
 
 
 def word(name: str, choices: tuple[str, ...], doc: str, *, default: str | None = None) -> Parameter:
-    """Return a parameter that is one of several words, the first of them unless another is the default."""
+    """Return a parameter with a choice of words; the default is the first unless given."""
     return Parameter(name, "word", choices[0] if default is None else default, doc, choices)
 
 
@@ -64,7 +63,7 @@ def codec(name: str, doc: str, *, default: Default = REQUIRED) -> Parameter:
 
 
 class Counts(NamedTuple):
-    """What a device does to encode, or to decode, one message: formulas in the terms of `formula.py`, per value.
+    """A device's work to encode, or to decode, one message: formulas in the terms of `formula.py`, per value.
 
     `counting.py` has the rules of counting.
     """
@@ -78,13 +77,13 @@ class Counts(NamedTuple):
 
 
 class CodecWork(NamedTuple):
-    """What the sender does of one direction, and what its receiver does."""
+    """Work of the sender and of the receiver in one direction."""
 
     encode: Counts
     decode: Counts
 
     def around(self, encode: str = "inner.encode", decode: str = "inner.decode") -> CodecWork:
-        """Add to each count what a codec inside costs at either end, by these terms."""
+        """Add the costs of an inner codec at either end to each count, given by these terms."""
         ends = zip(self, (encode, decode), strict=True)
         return CodecWork(
             *(Counts(*(f"{count} + {inside}".removeprefix("0 + ") for count in end)) for end, inside in ends)
@@ -101,54 +100,52 @@ class CodecRow:
     name: str
     forward: str
     """The class for activations, 'pkg.mod:Class', called with a `contract.Context` and all parameters by name. A
-    function will do."""
+    function is also allowed."""
     backward: str = ""
-    """The class for the gradients of activations; not given: the same."""
+    """The class for gradients of activations; default: the same."""
     parameters: tuple[Parameter, ...] = ()
     summary: str
     example: str = ""
-    """A text that shows it in its usual surroundings; where this is empty, `example_text` makes the shortest one."""
+    """A typical text that uses it; if empty, `example_text` makes the shortest one."""
     bits: str | None
     """A formula, in the terms of `formula.py`, for the bits per element on the wire without the payload's header. It
-    states the size for everyone who has no torch: the list prints it, `predict` and the certificates of links evaluate
-    it, and the kit holds what the class sends to it, within `codec_spec.FRAMING_BYTES` for each codec in a text. None
-    where nothing is known."""
+    gives the size without torch: the list prints it, `predict` and link certificates evaluate it, and the conformance
+    tests compare real payloads with it, within `codec_spec.FRAMING_BYTES` for each codec in a text. None if unknown."""
     backward_bits: str | None = None
-    """The formula for gradients, where theirs is another one."""
+    """The formula for gradients, if it differs."""
     at_most: bool = False
-    """The formula is the most that a message takes: how much it takes depends on the values, or on what was sent
-    before, as `size_note` says."""
+    """Whether the formula is an upper bound: the actual size depends on values or earlier messages, see `size_note`."""
     size_note: str = ""
-    """What the formula leaves out, for people."""
+    """Remark on what the formula omits."""
     state: str = ""
-    """What each end remembers; not given: nothing, or what a codec inside does."""
+    """State at each end; default: none, or that of the inner codec."""
     source: str
     law: Law
-    """What decoding leaves of a tensor; `codecs check` tests it.
+    """The law of its errors, tested by `codecs check`.
 
-    identity: the fp32 values; bounded: each error within a bound; unbiased: bounded, and right in the mean over
-    message keys; support: the values kept are right (or within the inner codec's bound), the others zero; residual:
-    payload + residual = input; projection: idempotent; lossless: what the inner codec decodes, bit for bit; none.
+    identity: the fp32 values; bounded: each error within a bound; unbiased: bounded, and exact in the mean over message
+    keys; support: kept values are exact (or within the inner codec's bound), the others zero; residual: payload +
+    residual = input; projection: idempotent; lossless: bit-identical to the inner codec's result; none.
     """
     work: CodecWork | str | None = None
-    """What a device does per value, from the algorithm; a text says why nobody can count that. None: the row is anyone
-    else's, whose class may say it (`counting.py`)."""
+    """A device's work per value, from the algorithm; a text gives the reason why it cannot be counted. None: a
+    user-defined codec, whose class may state it (`counting.py`)."""
     backward_work: CodecWork | None = None
-    """For gradients, where theirs is other work."""
+    """Work for gradients, if it differs."""
     hook: str | None = None
-    """What it does to the model; None where it leaves the model alone."""
+    """Its change to the model, if any."""
     measures: bool = False
-    """It chooses by what it measures of its link, so the network touches the numbers: such a run cannot be replayed."""
+    """Whether it adapts to its measured link, so that results depend on the network and runs cannot be replayed."""
     linear: bool = False
-    """It rounds each value and does nothing else, so partial sums may go through it at every hop of a ring."""
+    """Whether it only rounds each value, so that partial sums may pass through it at every hop of a ring."""
     for_gradients: bool = False
-    """It is made for the gradients that workers exchange, and says little of activations."""
+    """Whether it is designed for gradients that workers exchange rather than for activations."""
     exact: bool = False
-    """It changes the model so that nothing of its hidden states is lost."""
+    """Whether it changes the model so that hidden states are transmitted without loss."""
     control: bool = False
-    """It is a negative control: here to show what goes wrong, not to be used."""
+    """Whether it is a negative control: included to demonstrate a failure, not for use."""
     pairs: bool = False
-    """Gradients go by what the activations' instance knows (`contract.Paired`): the forward codec must then be of
+    """Whether gradients depend on the activations' instance (`contract.Paired`), so that the forward codec must be of
     the same family."""
 
     def __post_init__(self) -> None:
@@ -158,7 +155,7 @@ class CodecRow:
 
     @property
     def size(self) -> str:
-        """Its bits per element, for people."""
+        """Description of its bits per element."""
         if self.bits is None:
             return "see its documentation"
         backward = f"; backward {self.backward_bits}" if self.backward_bits else ""
@@ -166,7 +163,7 @@ class CodecRow:
 
     @property
     def example_text(self) -> str:
-        """A text with all that is required: help and messages show it, and the kit checks it."""
+        """A text with all required parameters, shown in help and messages and tested by the conformance tests."""
         if self.example:
             return self.example
         samples = {"codec": "int8", "float": "{}=0.1", "int": "{}=64", "word": "{}=WORD"}
@@ -179,5 +176,5 @@ class CodecRow:
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
 
     def choosing(self, word: str) -> list[Parameter]:
-        """Return the parameters that have this word among their choices: one at most, as the tests ensure."""
+        """Return the parameters with this word among their choices: at most one, as tests ensure."""
         return [parameter for parameter in self.parameters if word in parameter.choices]

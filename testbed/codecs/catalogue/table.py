@@ -1,6 +1,6 @@
-"""The list of codecs, to be read by people and by the command line. No torch here.
+"""The list of codecs, for readers and for the command line. No torch here.
 
-A codec is a class for each direction, named as 'pkg.mod:Class'; the same notation names anyone else's codec.
+A codec is a class for each direction, named as 'pkg.mod:Class'; the same notation names user-defined codecs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLASS_PATH = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<attribute
 def find_codec(name: str) -> CodecRow:
     """Return the row of a name; for 'pkg.mod:Class' a row that uses the class both ways. Nothing is imported.
 
-    UnknownNameError for a name that is not in the table, SpecError for a module that cannot be found.
+    UnknownNameError for a name that is not in the table, SpecError for a missing module.
     """
     if ":" not in name:
         if name not in CODECS:
@@ -36,7 +36,7 @@ def find_codec(name: str) -> CodecRow:
     return CodecRow(
         name=name,
         forward=name,
-        summary="not one of ours",
+        summary="user-defined",
         bits=None,
         state="see its documentation",
         source=name,
@@ -45,7 +45,7 @@ def find_codec(name: str) -> CodecRow:
 
 
 def class_source(path: str) -> ast.Module | None:
-    """Return the source of the module of a class, 'pkg.mod:Class', which is not run; None where it has none.
+    """Return the source of a class's module, 'pkg.mod:Class', without running it; None if it has no source.
 
     SpecError for a module that cannot be found or read.
     """
@@ -59,23 +59,24 @@ def class_source(path: str) -> ast.Module | None:
 
 
 def codec_modules() -> list[str]:
-    """Return the modules of all codecs of the table, which a process loads before a run."""
+    """Return the modules of all codecs of the table, for loading before a run."""
     return sorted({path.partition(":")[0] for row in CODECS.values() for path in (row.forward, row.backward)})
 
 
 def locate_module(module: str, name: str) -> ModuleSpec:
-    """Find a codec's module; nobody's code is run. SpecError, which names the codec, where there is none."""
-    # importlib.util.find_spec would run the parent packages' code, in a process that may be root's.
-    path: list[str] | None = None
+    """Find a codec's module without running user code. SpecError that names the codec if it is missing."""
+    # importlib.util.find_spec would run the parent packages' code, possibly as root. As in `paths.import_named`, the
+    # current folder is the last one.
+    path = [*sys.path, str(Path.cwd())]
     spec: ModuleSpec | None = None
     parts = module.split(".")
     for depth, part in enumerate(parts):
         qualified = ".".join(parts[: depth + 1])
         spec = next((s for finder in sys.meta_path if (s := finder.find_spec(qualified, path)) is not None), None)
         if spec is None:
-            where = f"in {', '.join(path) or parts[depth - 1]}" if path is not None else "on the module search path"
+            where = f"in {', '.join(path) or parts[depth - 1]}" if depth else "on the module search path"
             raise SpecError(
-                f"codec {name!r}: there is no module {part!r} {where}; run where it can be imported, or set PYTHONPATH"
+                f"codec {name!r}: there is no module {part!r} {where}; run in its folder, or set PYTHONPATH"
             )
         path = list(spec.submodule_search_locations or [])
     assert spec is not None

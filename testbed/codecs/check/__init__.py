@@ -1,14 +1,15 @@
-"""Does a codec keep the rules, ours or a stranger's? `python -m testbed codecs check NAME` asks it.
+"""Does a codec, shipped or user-defined, conform to the contract? `python -m testbed codecs check NAME` tests it.
 
 | module | what it holds |
 |---|---|
-| `suite.py` | the list of all checks, and the asking; `__main__.py` prints the table |
-| `verdicts.py` | how a check says what it saw, and when two values are the same to the bit |
-| `subject.py` | the codec under test, and an end of its boundary |
-| `claims.py` | what a class may say of itself beyond the contract, so that it can be held to it |
-| `tensors.py` | the tensors and message keys that codecs are tried on |
-| `apart.py` | work in a child process with little memory and time |
+| `suite.py` | the list of all checks, and running them; `__main__.py` prints the table |
+| `verdicts.py` | results of checks, and bit-exact comparison of values |
+| `subject.py` | the codec under test, and one end of its boundary |
+| `row_claims.py` | optional claims of a class beyond the contract, which are tested |
+| `tensors.py` | the test tensors and message keys |
+| `apart.py` | the two processes that hold the encoders and the decoders, and run checks |
+| `end_process.py`, `seal.py`, `packing.py` | their program; what isolates it; values as bytes |
 | `size.py`, `exchange.py`, `laws.py`, `oddities.py` | the checks of single messages |
-| `memory.py`, `hostile.py`, `cost.py` | the checks of what is remembered, of wrong bytes, of time |
-| `in_model.py`, `trial_model.py` | the checks of codecs that change the model, and the small model that they train |
+| `memory_laws.py`, `hostile.py`, `cost.py` | the checks of state, of invalid bytes, of time |
+| `in_model_laws.py`, `trial_model.py` | the checks of codecs that change the model, and the small model for them |
 """

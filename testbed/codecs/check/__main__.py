@@ -1,6 +1,6 @@
-"""`python -m testbed.codecs.check CODEC` prints the kit's table; its exit status is 1 where a check failed.
+"""`python -m testbed.codecs.check CODEC` prints the table of checks; the exit status is 1 if a check failed.
 
-It is a program of its own, so that the command line needs no torch, and torch has one thread.
+It is a separate program, so that the command line needs no torch, and torch has one thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from testbed.codecs.check.apart import Ends
+from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, check_codec
 from testbed.codecs.check.verdicts import CheckResult
 from testbed.errors import TestbedError
+from testbed.terminal import Terminal
 
 _STYLES = {"FAIL": "red", "-": "dim"}
 _ASKED = {check.name: " ".join((inspect.getdoc(check.ask) or "").split()) for check in CHECKS}
@@ -26,31 +29,33 @@ _HEAD = _NAME + 2 * _VERDICT
 
 
 def main(text: str) -> int:
-    """Print a row as soon as it is known, and say how many passed."""
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    """Print rows as results arrive, then the number of passed checks."""
+    console = Terminal(width=None if sys.stdout.isatty() else 150, highlight=False)
     torch.set_num_threads(1)
     asked = failed = 0
     try:
-        for row in _rows(check_codec(text)):
-            if not asked:
-                console.print(
-                    Text("check".ljust(_NAME) + "fwd".ljust(_VERDICT) + "bwd".ljust(_VERDICT) + "what was seen", "bold")
-                )
-            verdicts = [result.verdict for result in row]
-            asked += sum(verdict != "-" for verdict in verdicts)
-            failed += verdicts.count("FAIL")
-            _print(console, row)
+        subject_of(text, "forward")  # a mistake in the text is told at once
+        with Ends([text]) as ends:
+            for limit in ends.limits:
+                console.print(f"This machine refuses the codec's processes {limit}", markup=False)
+            head = "check".ljust(_NAME) + "fwd".ljust(_VERDICT) + "bwd".ljust(_VERDICT) + "what was seen"
+            console.print(Text(head, "bold"))
+            for row in _rows(check_codec(text, ends)):
+                verdicts = [result.verdict for result in row]
+                asked += sum(verdict != "-" for verdict in verdicts)
+                failed += verdicts.count("FAIL")
+                _print(console, row)
     except TestbedError as error:
         print(f"testbed: error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_status
-    console.print(f"{text}: {asked - failed} of {asked} checks passed", markup=False)
+    console.print(f"{text}: {asked - failed} of {asked} checks passed")
     return 1 if failed else 0
 
 
 def _rows(results: Iterator[CheckResult]) -> Iterator[list[CheckResult]]:
     """Yield both directions of each check.
 
-    Neighbours whose names begin alike and that have nothing to ask, for one reason, are one row.
+    Neighbouring checks of one family that do not apply, for the same reason, share a row.
     """
     rows = (list(group) for _, group in itertools.groupby(results, key=lambda result: result.check))
     for family, alike in itertools.groupby(rows, key=_family):
@@ -63,7 +68,7 @@ def _rows(results: Iterator[CheckResult]) -> Iterator[list[CheckResult]]:
 
 
 def _family(row: Sequence[CheckResult]) -> tuple[str, ...] | None:
-    """Return what rows must have in common to be one; None for a row that stands alone."""
+    """Return the key by which rows are merged; None for a separate row."""
     name, colon, _ = row[0].check.partition(":")
     silent = colon and all(result.verdict == "-" for result in row)
     return (name, *(result.detail for result in row)) if silent else None

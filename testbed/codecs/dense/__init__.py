@@ -1,4 +1,4 @@
-"""How does every value go over, with fewer bits?
+"""How are all values sent with fewer bits?
 
 cast         fp32, bf16, fp16: the shortest codecs
 fp8          8-bit floating point with a scale per token
@@ -9,7 +9,7 @@ uniform      multiples of one step per message, for an entropy coder
 rank_one     1 or 2 bits with a magnitude per token and per channel
 hadamard     a rotation around any other codec
 cosine       a cosine transform of blocks around any other codec
-haar         means and differences of neighbouring tokens around any other codec
-tah          4 or 3 bits by the tile's entropy, rotated where it has an outlier
-groups       how tensors fall into groups, and the scales and offsets that groups share
+haar         means and differences of neighbouring tokens, around any other codec
+tah          4 or 3 bits by a tile's entropy, with tiles rotated that have an outlier
+groups       division of tensors into groups, and their shared scales and offsets
 """

@@ -1,8 +1,8 @@
 """blockwise-8: 8-bit codes of a dynamic map, with an fp32 absmax per block of 4096 values in memory order.
 
 The map has 256 numbers in -1..1: 0, 1 and, for i = 0..6, both signs of the 2**i midpoints of 0.1..1 cut into 2**i equal
-parts, times 10**(i - 6). Near zero it is fine, near 1 it has 64 steps of 0.9/64. A block is divided by its absmax, and
-each value goes to the nearest number.
+parts, times 10**(i - 6). It is fine near zero, and has 64 steps of 0.9/64 near 1. A block is divided by its absmax, and
+each value is rounded to the nearest number.
 
 Law: bounded by absmax * 0.45/64. Bits per element: 8 + 32/block. The map is a constant of the code and costs nothing
 (hivemind sends its 1 KiB with each tensor).
@@ -32,8 +32,8 @@ HALF_GAP = 0.45 / 64
 """Half the map's largest gap."""
 _SMALLEST = torch.finfo(torch.float32).tiny
 _PIECE = 2**16
-"""Values that are looked up at a time. An index has 8 bytes: a whole tensor's indices leave the cache, and the system
-may fetch them page by page for every message, which doubles the time.
+"""Values looked up at a time. An index has 8 bytes, so a whole tensor's indices exceed the cache, and page faults for
+every message may double the time.
 """
 
 
@@ -45,15 +45,13 @@ def dynamic_map() -> npt.NDArray[np.float64]:
 
 
 class _Tables(NamedTuple):
-    """The map, and the search for the nearest number as a look-up by the upper 16 bits: bisection takes fifteen times
-    as long.
-    """
+    """The map, and a look-up of the nearest number by the upper 16 bits, fifteen times faster than bisection."""
 
     numbers: npt.NDArray[np.float32]
     lower: npt.NDArray[np.uint8]
-    """By the upper 16 bits: the code of the least number that begins so."""
+    """By the upper 16 bits: the code of the smallest number with this prefix."""
     border: npt.NDArray[np.float32]
-    """Numbers above this have the next code. The map is nowhere so fine that two borders begin alike."""
+    """Numbers above this have the next code. The map is coarse enough that no two borders share a prefix."""
 
 
 @functools.cache
@@ -76,12 +74,12 @@ def _pieces(values: int) -> Iterator[slice]:
 
 
 class Blockwise8(BodyCodec):
-    """A block runs over the ends of tokens, so one outlier coarsens several of them. Nothing is remembered."""
+    """A block crosses token boundaries, so one outlier coarsens several tokens. Stateless."""
 
     code = 13
 
     def __init__(self, context: Context, block: int = 4096) -> None:
-        """`block` values share an absmax; the last block has what is left."""
+        """`block` values share an absmax; the last block may be shorter."""
         self._block = block
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
@@ -108,7 +106,7 @@ class Blockwise8(BodyCodec):
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
         """Look the values up. CodecError for an absmax that is not finite, or smaller than any that is sent."""
         absmax, codes = body
-        check_written(bool((absmax.isfinite() & (absmax >= _SMALLEST)).all()), key, "such an absmax")
+        check_written(bool((absmax.isfinite() & (absmax >= _SMALLEST)).all()), key, "this absmax")
         of = self._grouping(shape)
         numbers, values = _tables().numbers, np.empty(of.values, np.float32)
         for piece in _pieces(of.values):

@@ -1,4 +1,4 @@
-"""Casts: a tensor's values as fp32, bf16 or fp16, nothing remembered. NaN and infinity pass through."""
+"""Casts: a tensor's values as fp32, bf16 or fp16, stateless. NaN and infinity pass through."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from testbed.errors import CodecError
 
 
 class Cast(BodyCodec):
-    """A cast to the nearest value of a type, ties to even. Its subclasses say which type."""
+    """A cast to the nearest value of a type, ties to even. Subclasses choose the type."""
 
     dtype: ClassVar[torch.dtype]
 
     def __init__(self, context: Context) -> None:
-        """Nothing in the context matters to a cast."""
+        """Ignores the context."""
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
         """Return the values."""
@@ -31,7 +31,7 @@ class Cast(BodyCodec):
         body[0].copy_(x.view(-1))
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """Return the values as fp32, which holds every value of the smaller types exactly."""
+        """Return the values as fp32, which represents every value of the smaller types exactly."""
         return body[0].to(torch.float32, copy=True)
 
     def bound(self, tensor: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
-"""dct(inner): a tensor's blocks as coefficients of cosines, which gather what is smooth in few values, then any codec.
+"""dct(inner): a cosine transform of a tensor's blocks, which concentrates smooth content in few values, then any codec.
 
-A matrix is cut into blocks of G x G values, a vector into runs of G; at the edges blocks are as large as what is left.
-Each gets an orthonormal discrete cosine transform (type II, in both axes). The inner codec sees a tensor of the same
-shape whose memory holds block after block: with `topk-chunk` in chunks of G x G it keeps the largest of each block.
-The first axes of a tensor of more than two are taken together as one.
+A matrix is cut into blocks of G x G values, a vector into runs of G; blocks at the edges may be smaller. Each gets an
+orthonormal discrete cosine transform (type II, in both axes). The inner codec sees a tensor of the same shape with
+blocks consecutive in memory: `topk-chunk` with chunks of G x G keeps the largest of each block. The leading axes of a
+tensor with more than two are merged.
 
-Law: the error's L2 norm is the inner codec's, so no value is wrong by more than the root of the sum of all squared
-bounds of its block. Bits per element: the inner codec's; nothing is added to its payload.
-Source: DeMo (Peng et al., arXiv 2411.19870), which sends the 32 largest of each 64 x 64. A block of 32 x 32 takes half
-as long, and with one core's matrix products only that stays within what a codec here may take.
+Law: the error's L2 norm is the inner codec's, so no value's error exceeds the root of the sum of squared bounds in its
+block. Bits per element: the inner codec's; nothing is added to its payload. Source: DeMo (Peng et al., arXiv
+2411.19870), which sends the 32 largest of each 64 x 64. A block of 32 x 32 takes half as long, and on one core only
+that stays within the time limit of codecs here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from testbed.codecs.wrap import States, parts_with
 
 @functools.cache
 def matrix(size: int) -> Tensor:
-    """Return the orthonormal DCT-II, fp32 (size, size), a row for each frequency; to be read only."""
+    """Return the orthonormal DCT-II, fp32 (size, size), a row for each frequency; read-only."""
     frequency, place = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
     cosines = torch.cos(math.pi * frequency * (2 * place + 1) / (2 * size)) * math.sqrt(2 / size)
     cosines[0] /= math.sqrt(2)
@@ -47,7 +47,7 @@ class _Region(NamedTuple):
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """How many one above the other, and side by side."""
+        """Number of blocks vertically and horizontally."""
         high, wide = self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
         return high // self.height, wide // self.width
 
@@ -65,7 +65,7 @@ def _cuts(length: int, size: int) -> Iterator[tuple[slice, int]]:
 
 
 def regions(shape: Shape, size: int) -> Iterator[_Region]:
-    """Yield the parts of a tensor, as a matrix, that have blocks of one size each: at most four."""
+    """Yield the parts of a tensor, as a matrix, with blocks of one size each: at most four."""
     high, wide = rows_of(shape)
     for rows, height in _cuts(high, size):
         for columns, width in _cuts(wide, size):
@@ -73,7 +73,7 @@ def regions(shape: Shape, size: int) -> Iterator[_Region]:
 
 
 class Transform:
-    """The transform and its inverse, with memory that serves every message."""
+    """The transform and its inverse, with memory reused for every message."""
 
     def __init__(self, size: int) -> None:
         self._size, self._scratch, self._blocks, self._rows = size, Scratch(), Scratch(), Scratch()
@@ -93,7 +93,7 @@ class Transform:
         return out
 
     def inverse(self, coefficients: Tensor) -> Tensor:
-        """Write what `of` made these from, contiguous fp32, over them, and return it."""
+        """Invert `of` in place on contiguous fp32, and return the result."""
         target, flat, start = (
             self._scratch.of(coefficients.shape).view(rows_of(coefficients.shape)),
             coefficients.view(-1),
@@ -121,8 +121,8 @@ class Cosine:
         self._states = States(parts_with({"inner": inner}, Stateful))
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Transform, and encode with the inner codec. CodecError names the message key where a coefficient is not
-        finite, or so large that what it is rounded to could not be transformed back.
+        """Transform, and encode with the inner codec. CodecError that names the message key for a coefficient that is
+        not finite, or too large to be transformed back after rounding.
         """
         x = header.check_input(tensor).to(torch.float32)
         coefficients = self._transform.of(x, self._coefficients.of(x.shape)) if x.numel() else x
@@ -130,11 +130,11 @@ class Cosine:
         return self.inner.encode(coefficients, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode with the inner codec, and transform back. CodecError for the inner codec's reasons, or where the
-        result is not finite.
+        """Decode with the inner codec, and transform back. Raises the inner codec's CodecError, and CodecError for a
+        result that is not finite.
         """
         with self._states.parts_unchanged_on_error():
-            coefficients = self.inner.decode(payload, key)  # which is ours: a new contiguous tensor
+            coefficients = self.inner.decode(payload, key)  # a new contiguous tensor, which we own
             values = self._transform.inverse(coefficients) if coefficients.numel() else coefficients
             header.check_finite(values, key, "a transform", doing="decode")
         return values

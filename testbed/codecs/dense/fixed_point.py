@@ -1,12 +1,11 @@
 """acsgd: fixed-point codes of b bits with one scale per channel over all tokens of the micro-batch.
 
 For channel c, s = max|x_c|, h = 2**(b-1): q = x / s * h rounded to the nearest in -h..h-1, decoded as s * q / h. The
-positive extreme is clipped to (h-1)/h of itself, as published. The wire holds s / h as bf16 (published: s as fp16, to
-which 1e-6 is added against division by zero, which gradients of a mean over many tokens do not survive), rounded up,
-then the codes, packed.
+positive extreme is clipped to (h-1)/h of itself, as published. The wire holds s / h as bf16 (published: s as fp16, plus
+1e-6 against division by zero, which destroys gradients of a mean over many tokens), rounded up, then the packed codes.
 Law: bounded by s / 2h, and by s / h where x is above (h - 1/2) s / h. Bits per element: b + 16/(b n) for b sequences of
-n tokens, so another micro-batch is another codec: one outlier token coarsens its channel for all.
-Source: AQ-SGD (Wang et al., NeurIPS 2022), its direct quantiser, from the code published as AC-SGD.
+n tokens, so the codec depends on the micro-batch: one outlier token coarsens its channel for all. Source: AQ-SGD (Wang
+et al., NeurIPS 2022), its direct quantiser, from the code published as AC-SGD.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from testbed.codecs.wire.header import Shape, rows_of
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 
 FORWARD_BITS, BACKWARD_BITS = 4, 8
-"""Published for GPT-2 XL."""
+"""Published bits for GPT-2 XL."""
 
 
 class FixedPoint(BodyCodec):
-    """Fixed point per channel. Nothing is remembered."""
+    """Fixed point per channel. Stateless."""
 
     code = 15
 
@@ -33,7 +32,7 @@ class FixedPoint(BodyCodec):
         """`bits` is 2 to 8, or 0 for 4 forward and 8 backward. ValueError for others."""
         bits = bits or (FORWARD_BITS if context.direction == "forward" else BACKWARD_BITS)
         if not 2 <= bits <= 8:
-            raise ValueError(f"{bits} bits: fixed point has 2 to 8")
+            raise ValueError(f"{bits} bits: fixed point supports 2 to 8")
         self._bits, self._half = bits, 1 << (bits - 1)
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
@@ -50,7 +49,7 @@ class FixedPoint(BodyCodec):
         step = groups.scales(largest, self._half)
         scales.copy_(step.view(-1))
         codes = torch.mul(x, step.to(torch.float32).reciprocal_())
-        codes = groups.to_codes(codes.add_(self._half + 0.5).clamp_(0, 2 * self._half - 1))  # cut off, so rounded
+        codes = groups.to_codes(codes.add_(self._half + 0.5).clamp_(0, 2 * self._half - 1))  # truncation rounds
         bits.pack(codes.view(-1), self._bits, packed)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:

@@ -1,9 +1,9 @@
-"""8-bit floating point with a bf16 scale per token: e4m3 for activations, e5m2 for gradients, unless told otherwise.
+"""8-bit floating point with a bf16 scale per token: e4m3 for activations, e5m2 for gradients, by default.
 
-A token x is divided by s = max|x| / m, m the format's largest number (448, 57344), and cast, to nearest even.
-Law: bounded by 2**-4 |x| and 2**-10 s in e4m3, by 2**-3 |x| and 2**-17 s in e5m2 (the larger of the two): the error is
-relative where int8's is absolute, so this is better than int8 only where few values of a token are large.
-Bits per element: 8 + 16/d. Source: Micikevicius et al., "FP8 formats for deep learning", 2022.
+A token x is divided by s = max|x| / m, m the format's largest number (448, 57344), and cast, to nearest even. Law:
+bounded by 2**-4 |x| and 2**-10 s in e4m3, by 2**-3 |x| and 2**-17 s in e5m2 (the larger of the two): the error is
+relative, whereas int8's is absolute, so this is better than int8 only if few values of a token are large. Bits per
+element: 8 + 16/d. Source: Micikevicius et al., "FP8 formats for deep learning", 2022.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class _Format(NamedTuple):
     dtype: torch.dtype
     largest: float
     last_finite: int
-    """The highest code of a finite number, without the sign."""
+    """Highest code of a finite number, without the sign."""
     up: float
-    """What a code's value is to be multiplied by when its exponent and mantissa are read as fp16's."""
+    """Factor of a code's value if its exponent and mantissa are interpreted as fp16."""
 
 
 _E4M3 = _Format(11, torch.float8_e4m3fn, 448.0, 0x7E, 2.0**8)
@@ -34,7 +34,7 @@ _E5M2 = _Format(12, torch.float8_e5m2, 57344.0, 0x7B, 1.0)
 
 
 class Fp8(BodyCodec):
-    """Nothing is remembered. NaN and infinity are refused, because they would spread over their token."""
+    """Stateless. NaN and infinity are refused, because they would spread over their token."""
 
     def __init__(self, context: Context, format: Literal["auto", "e4m3", "e5m2"] = "auto") -> None:
         """'auto' is e4m3 forward and e5m2, which has the larger range, backward."""
@@ -62,13 +62,14 @@ class Fp8(BodyCodec):
         """Return scale * value. CodecError for scales and values that are not finite."""
         scales, codes = body
         sound = groups.scales_are_sound(scales, self._format.largest)
-        check_written(sound and int((codes & 0x7F).amax()) <= self._format.last_finite, key, "such a scale or value")
-        # By way of fp16, which has e5m2's exponent, and e4m3's plus a bias of 8: torch's cast takes ten times as long.
+        check_written(sound and int((codes & 0x7F).amax()) <= self._format.last_finite, key, "this scale or value")
+        # Converted through fp16, which has e5m2's exponent, and e4m3's plus a bias of 8: ten times faster than torch's
+        # cast.
         halves = codes.to(torch.int16) << 8
         if self._format is _E4M3:
             halves = (halves >> 1) & ~0x4000
         values = halves.view(torch.float16).to(torch.float32).view(len(scales), -1)
-        if self._format.up != 1:  # not multiplied with the scale first: that might overflow
+        if self._format.up != 1:  # multiplying with the scale first might overflow
             values.mul_(self._format.up)
         return values.mul_(scales.to(torch.float32).view(-1, 1))
 

@@ -1,11 +1,11 @@
-"""Groups: runs of neighbouring channels of one token that share a scale, and the bf16 numbers that they share.
+"""Groups: runs of neighbouring channels of one token that share a scale, and their bf16 scales and offsets.
 
-A row is the last axis; a group is `size` values of one row, the last of a row as many as are left. Scales and offsets
-go over as bf16, not as the papers' fp16: as many bits, and fp32's range. A gradient shrinks with the number of tokens
-in the batch, and a scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are
-quantised with the rounded scale: it is rounded up, so that no value lies beyond the last level, and is at most 2**-7
-above the true one. An offset is rounded down, by up to 2**-7 of itself: for groups far from zero, such as a rotated
-tile with one outlier, that widens the step.
+A row is the last axis; a group is `size` values of one row; the last may be shorter. Scales and offsets are sent as
+bf16 instead of the papers' fp16: the same bits, with fp32's range. A gradient shrinks with the number of tokens in the
+batch, and a scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are quantised
+with the rounded scale: it is rounded up, so that no value exceeds the last level, by at most 2**-7 relative to the
+exact one. An offset is rounded down, by up to 2**-7 of itself: for groups far from zero, such as a rotated tile with
+one outlier, that widens the step.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from testbed.codecs.wire.header import Shape, rows_of
 from testbed.errors import CodecError
 
 SMALLEST_SCALE = torch.finfo(torch.bfloat16).tiny
-"""Scales stay normal numbers: a denormal one would be too coarse to divide by. fp32's smallest normal number is the
-same.
-"""
+"""Smallest scale: denormal numbers would be too coarse to divide by. Equals fp32's smallest normal number."""
 _MANTISSA_BITS = {torch.bfloat16: 8, torch.float32: 24}
 
 
 class Grouping(NamedTuple):
-    """The groups that a shape falls into. An empty tensor has no rows; a scalar is one row of one value."""
+    """The groups of a shape. An empty tensor has no rows; a scalar is one row of one value."""
 
     rows: int
     width: int
@@ -46,7 +44,7 @@ class Grouping(NamedTuple):
 
     @property
     def per_row(self) -> int:
-        """Groups in a row, the last one perhaps short."""
+        """Groups per row, including a shorter last one."""
         return -(-self.width // self.size) if self.width else 0
 
     @property
@@ -61,12 +59,12 @@ class Grouping(NamedTuple):
 
     @property
     def padding(self) -> int:
-        """Values that the last group of a row lacks."""
+        """Padding values of the last group of a row."""
         return self.per_row * self.size - self.width
 
     def split(self, x: Tensor, *, edge: bool = False) -> Tensor:
-        """Return an fp32 tensor as contiguous (groups, size): a view where the groups are whole, otherwise a copy
-        padded with zeros.
+        """Return an fp32 tensor as contiguous (groups, size): a view if all groups are full, otherwise a copy padded
+        with zeros.
 
         With `edge` it is padded with the row's last value, which changes no group's minimum or maximum.
         """
@@ -78,16 +76,14 @@ class Grouping(NamedTuple):
         return x.view(self.groups, self.size)
 
     def trim(self, grouped: Tensor) -> Tensor:
-        """Return (groups, size) as flat values without padding, a view where the groups are whole: the inverse of
-        `split`.
-        """
+        """Return (groups, size) as flat values without padding, a view if groups are full: the inverse of `split`."""
         if not self.padding:
             return grouped.view(-1)
         return grouped.view(self.rows, -1)[:, : self.width].reshape(-1)
 
     def spread(self, flat: Tensor) -> Tensor:
         """Return flat values without padding as (groups, size), padded with zeros: the inverse of `trim`. It is a view
-        where the groups are whole.
+        if all groups are full.
         """
         if not self.padding:
             return flat.view(self.groups, self.size)
@@ -95,15 +91,15 @@ class Grouping(NamedTuple):
 
 
 def to_codes(numbers: Tensor) -> Tensor:
-    """Cut the fractions off contiguous fp32 numbers from 0 to below 256, and return them as uint8.
+    """Truncate contiguous fp32 numbers from 0 to below 256 to uint8.
 
-    numpy does it: torch's cast to uint8 takes six times as long.
+    Uses numpy: torch's cast to uint8 takes six times as long.
     """
     return torch.from_numpy(numbers.numpy().astype(np.uint8))
 
 
 def largest_magnitude(grouped: Tensor, dim: int = -1) -> Tensor:
-    """Return max|x| along `dim`, which stays as an axis of length 1; NaN and infinity stay.
+    """Return max|x| along `dim`, kept as an axis of length 1; NaN and infinity are preserved.
 
     Two reductions are faster than one pass for |x| and one more.
     """
@@ -124,9 +120,9 @@ def bf16_down(numbers: Tensor) -> Tensor:
 
 
 def scales(ranges: Tensor, levels: float) -> Tensor:
-    """Return steps (bf16) of which `levels` reach over each of the `ranges` (fp32, not negative, finite).
+    """Return steps (bf16) such that `levels` steps cover each of the `ranges` (fp32, not negative, finite).
 
-    No step is larger than `largest_scale(levels)`: the last few per mille of a group beyond it are clipped.
+    No step is larger than `largest_scale(levels)`: values beyond it, by a few per mille, are clipped.
     """
     return bf16_up((ranges / levels).clamp_(SMALLEST_SCALE, largest_scale(levels)))
 
@@ -141,24 +137,24 @@ def largest_scale(levels: float, dtype: torch.dtype = torch.bfloat16) -> float:
 
 
 def scales_are_sound(steps: Tensor, levels: float) -> bool:
-    """Say whether an encoder makes every one of these scales, bf16 or fp32."""
+    """Return whether an encoder can produce all of these scales, bf16 or fp32."""
     largest = largest_scale(levels, steps.dtype)
     steps = steps.to(torch.float32)
     return bool(((steps >= SMALLEST_SCALE) & (steps <= largest)).all())
 
 
 def check_ends(ends: Tensor, key: MessageKey) -> None:
-    """Raise a CodecError that names the message key unless what the groups reach to is finite."""
+    """Raise a CodecError that names the message key unless the ends of all groups are finite."""
     if not bool(ends.isfinite().all()):
         raise CodecError(
-            f"cannot encode {key}: the tensor holds NaN or infinity, or values that reach beyond fp32's largest number"
+            f"cannot encode {key}: the tensor holds NaN or infinity, or its range exceeds fp32's largest number"
         )
 
 
 class Affine(NamedTuple):
     """Levels between a group's minimum and maximum: value = offset + step * code. Both are bf16, (groups, 1).
 
-    The offset is rounded down and the step up, so that the codes reach over the group whatever bf16 does to the two.
+    The offset is rounded down and the step up, so that the codes cover the group despite bf16 rounding.
     """
 
     step: Tensor
@@ -168,13 +164,13 @@ class Affine(NamedTuple):
     def fit(cls, x: Tensor, top: int | Tensor, key: MessageKey) -> Affine:
         """Fit codes 0..top to groups x, fp32 (groups, size); `top` may differ by group, (groups, 1).
 
-        CodecError names the message key where no two bf16 numbers reach over a group.
+        CodecError that names the message key if no two bf16 numbers cover a group.
         """
         lowest, highest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
         offset = bf16_down(lowest)
         base = offset.to(torch.float32)
         step = bf16_up(((highest - base) / top).clamp_(SMALLEST_SCALE, torch.finfo(torch.bfloat16).max))
-        # The lowest itself, too: NaN has another bit pattern in bf16, and might come out finite.
+        # Check the lowest itself, too: NaN has another bit pattern in bf16, and might become finite.
         check_ends(lowest + highest + (base + top * step.to(torch.float32)), key)
         return cls(step, offset)
 
@@ -187,7 +183,7 @@ class Affine(NamedTuple):
         return codes.mul_(self.step.to(torch.float32)).add_(self.offset.to(torch.float32))
 
     def is_sound(self, top: int | Tensor) -> bool:
-        """Say whether `fit` makes such numbers: every code then has a finite value."""
+        """Return whether `fit` can produce these numbers, so that every code has a finite value."""
         step, offset = self.step.to(torch.float32), self.offset.to(torch.float32)
         # A NaN fails the comparison, an infinite offset or step the other test.
         return bool((step >= SMALLEST_SCALE).all()) and bool((offset + top * step).isfinite().all())

@@ -1,19 +1,17 @@
 """haar(inner): each channel as one mean over all tokens and differences between neighbouring ones, then any codec.
 
 The tokens of a message, in order, are the leaves of a binary tree. Two siblings of weights v and w and values a and b
-become (sqrt(v) a + sqrt(w) b) / sqrt(v + w), which goes up with the weight v + w, and the detail
-(sqrt(v) b - sqrt(w) a) / sqrt(v + w), which stays; a node without a sibling goes up as it is. That is orthonormal, and
-Haar's transform where there are 2**k tokens. What arrives at the root, one number per channel, is sent as fp32; the
-inner codec sees the details as a tensor (channels, tokens - 1), the coarsest of a channel first, so that its groups are
-runs of one channel's details.
+become (sqrt(v) a + sqrt(w) b) / sqrt(v + w), which moves up with the weight v + w, and the detail (sqrt(v) b - sqrt(w)
+a) / sqrt(v + w), which stays; a node without a sibling moves up unchanged. This is orthonormal, and Haar's transform
+for 2**k tokens. The root, one number per channel, is sent as fp32; the inner codec sees the details as a tensor
+(channels, tokens - 1), the coarsest of a channel first, so that its groups are runs of one channel's details.
 
-It pays only where neighbouring tokens are alike: on activations of a language model it does nothing, or harm.
+It helps only if neighbouring tokens are similar: on activations of a language model it has no benefit, or does harm.
 
 Wire: the common header, the roots, the inner payload. Law: the error's L2 norm over a channel is the inner codec's.
-Bits per element: the inner codec's, and 32 per token and channel of which there is one: 32/bn.
-Source: RAHT (de Queiroz and Chou, IEEE TIP 2016) along a line, as MesonGS (Xie et al., ECCV 2024, arXiv 2409.09756)
-has it over a scene's voxels; its chain is this, 8-bit codes with a range for each run of coefficients, and an entropy
-coder: `zstd(haar(int8(group=64, asymmetric)))`.
+Bits per element: the inner codec's, plus 32 per channel: 32/bn. Source: RAHT (de Queiroz and Chou, IEEE TIP 2016) along
+a line, as MesonGS (Xie et al., ECCV 2024, arXiv 2409.09756) has it over a scene's voxels; its chain is this, 8-bit
+codes with a range for each run of coefficients, and an entropy coder: `zstd(haar(int8(group=64, asymmetric)))`.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from testbed.codecs.wrap import States, bound_of, decode_as, law_of_bound, parts
 
 
 class _Level(NamedTuple):
-    """One level of the tree: its nodes, two and two."""
+    """One level of the tree: its pairs of nodes."""
 
     nodes: int
     first: Tensor
@@ -48,7 +46,7 @@ class _Level(NamedTuple):
 
 @functools.cache
 def _levels(leaves: int) -> tuple[_Level, ...]:
-    """Return the levels from the leaves up."""
+    """Return the levels, from the leaves up."""
     levels, weights = [], torch.ones(leaves, dtype=torch.float64)
     while (nodes := len(weights)) > 1:
         pairs = weights[: nodes // 2 * 2].view(-1, 2)
@@ -74,8 +72,8 @@ def transform(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse(roots: Tensor, details: Tensor, *, sign: float = 1.0) -> Tensor:
-    """Return what `transform` made these from, (tokens, channels). With `sign=-1.0` all terms of a value are added,
-    which makes bounds of bounds.
+    """Invert `transform`; returns (tokens, channels). With `sign=-1.0` all terms of a value are added, which turns
+    bounds into bounds.
     """
     rows, values = details.T.contiguous(), roots[None]
     for level in reversed(_levels(details.shape[1] + 1)):
@@ -94,10 +92,10 @@ class Haar:
 
     code = 90
     payload_bytes: Callable[[Shape], int]
-    """The length of a payload, of a shape. Not there where the inner codec does not say its own."""
+    """The length of a payload of a shape. Missing if the inner codec does not state its own."""
 
     def __init__(self, context: Context, inner: Codec) -> None:
-        """Nothing in the context matters here: no number is drawn."""
+        """Ignores the context, because there are no random numbers."""
         self.law = law_of_bound(inner)
         self.inner = inner
         self._states = States(parts_with({"inner": inner}, Stateful))
@@ -107,8 +105,8 @@ class Haar:
             )
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Transform, and encode with the inner codec. CodecError names the message key where a coefficient is not
-        finite, or so large that what it is rounded to could not be transformed back.
+        """Transform, and encode with the inner codec. CodecError names the message key if a coefficient is not finite,
+        or too large to be transformed back after rounding.
         """
         x = header.check_input(tensor).to(torch.float32)
         shape = tuple(x.shape)
@@ -122,13 +120,13 @@ class Haar:
         return b"".join((start, self.inner.encode(details, key)))
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode with the inner codec, and transform back. CodecError for the inner codec's reasons, or for a header
-        or roots that no encoder writes.
+        """Decode with the inner codec, and transform back. Raises the inner codec's CodecError, and CodecError for a
+        header or roots that no encoder writes.
         """
         opened = header.open_any(payload, self.code)
         shape, size = opened.shape, _roots_bytes(opened.shape)
         check_written(not opened.visit, key, f"visit number {opened.visit} here")
-        check_written(len(opened.body) >= size, key, f"{len(opened.body)} bytes where {size} of roots begin")
+        check_written(len(opened.body) >= size, key, f"{len(opened.body)} bytes, less than the {size} of the roots")
         expected = torch.Size(_details_shape(shape))
         with self._states.parts_unchanged_on_error():
             details = decode_as(self.inner, opened.body[size:], key, expected)
@@ -140,7 +138,7 @@ class Haar:
         return values.view(shape)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """Return the largest error of each value; infinity where the inner codec states none."""
+        """Return the largest error of each value; infinity if the inner codec states no bound."""
         rows = tensor.reshape(rows_of(tuple(tensor.shape)))
         roots, details = transform(rows)
         bounds = bound_of(self.inner, details).to(torch.float64).expand(details.shape)

@@ -1,12 +1,12 @@
 """hadamard(inner): each token rotated in tiles of neighbouring channels, which spreads an outlier over its tile.
 
-A tile x of G channels becomes x H / sqrt(G), H Sylvester's matrix of -+1: orthonormal and symmetric, so that the same
-again undoes it. G is a power of two, at most the width; channels left over at a token's end stay as they are.
-It pays only where channels are of very different size: on nearly normal values it does nothing, or a little harm.
+A tile x of G channels becomes x H / sqrt(G), H Sylvester's matrix of -+1: orthonormal and symmetric, hence its own
+inverse. G is a power of two, at most the width; remaining channels at a token's end stay unchanged. It helps only if
+channels differ greatly in size: on nearly normal values it has no benefit, or does slight harm.
 
-Law: within a tile the error's L2 norm is the inner codec's, so no value is wrong by more than the root of the sum of
-its tile's squared bounds. Bits per element: the inner codec's; nothing is added to its payload.
-Source: QuaRot (Ashkboos et al., NeurIPS 2024) for the idea, TAH-Quant (He et al., arXiv 2506.01352) for tiles.
+Law: within a tile the error's L2 norm is the inner codec's, so no value's error exceeds the root of the sum of its
+tile's squared bounds. Bits per element: the inner codec's; nothing is added to its payload. Source: QuaRot (Ashkboos et
+al., NeurIPS 2024) for the idea, TAH-Quant (He et al., arXiv 2506.01352) for tiles.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from testbed.codecs.wrap import States, bound_of, law_of_bound, parts_with
 
 @functools.cache
 def matrix(size: int) -> Tensor:
-    """Return H / sqrt(size), fp32 (size, size), to be read only. ValueError unless the size is a power of two."""
+    """Return H / sqrt(size), fp32 (size, size), read-only. ValueError unless the size is a power of two."""
     if size < 1 or size & (size - 1):
-        raise ValueError(f"a tile of {size} channels: a Hadamard matrix of a power of two is needed, such as 64")
+        raise ValueError(f"a tile of {size} channels: its size must be a power of two, such as 64")
     signs = torch.ones(1, 1)
     while len(signs) < size:
         signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
@@ -40,9 +40,9 @@ def tile_size(width: int, most: int) -> int:
 
 
 def rotate(x: Tensor, size: int, out: Tensor | None = None) -> Tensor:
-    """Rotate each row of fp32 x in tiles; twice is the identity, but for rounding.
+    """Rotate each row of fp32 x in tiles; applied twice, it is the identity up to rounding.
 
-    The result is a new tensor, or `out`, which must be contiguous, of x's shape and in other memory.
+    Returns a new tensor, or `out`, which must be contiguous, of x's shape, and in other memory.
     """
     out = torch.empty(x.shape) if out is None else out
     tile = tile_size(x.shape[-1], size) if x.ndim else 1
@@ -68,7 +68,7 @@ class Hadamard:
         self._states = States(parts_with({"inner": inner}, Stateful))
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Rotate, and encode with the inner codec. CodecError names the message key where the rotated tensor is not
+        """Rotate, and encode with the inner codec. CodecError that names the message key if the rotated tensor is not
         finite.
         """
         x = header.check_input(tensor).to(torch.float32)
@@ -77,17 +77,17 @@ class Hadamard:
         return self.inner.encode(rotated, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode with the inner codec, and rotate back. CodecError for the inner codec's reasons, or where the result
-        is not finite.
+        """Decode with the inner codec, and rotate back. Raises the inner codec's CodecError, and CodecError for a
+        result that is not finite.
         """
         with self._states.parts_unchanged_on_error():
-            values = self.inner.decode(payload, key)  # which is ours: a new contiguous tensor
+            values = self.inner.decode(payload, key)  # a new contiguous tensor, which we own
             values.copy_(rotate(values, self._size, self._scratch.of(values.shape)))
             header.check_finite(values, key, "a rotation", doing="decode")
         return values
 
     def bound(self, x: Tensor) -> Tensor:
-        """Return the largest error of each value; infinity where the inner codec states none."""
+        """Return the largest error of each value; infinity if the inner codec states no bound."""
         if not x.ndim:
             return bound_of(self.inner, x)
         bounds = bound_of(self.inner, rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()

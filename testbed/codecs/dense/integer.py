@@ -1,24 +1,22 @@
 """Whole-number codes of 1, 2, 3, 4, 6 or 8 bits with a bf16 step per token or per group of channels, packed.
 
-A value is step * code + offset. The grids differ in where the offset comes from (b bits, a group g, L = 2**b - 1):
+A value is step * code + offset. The grids differ in the offset (b bits, a group g, L = 2**b - 1):
 
-symmetric   codes 0..L-1 (the last is not used), step = max|g| / (L // 2), offset = -step * (L // 2): zero is zero.
-midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b levels about zero, none on it. A group
-            of zeros has step 0.
+symmetric   codes 0..L-1 (L is unused), step = max|g| / (L // 2), offset = -step * (L // 2): zero is zero.
+midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b levels, none at zero. Zeros have step 0.
 asymmetric  codes 0..L, offset = min(g) as bf16 rounded down, step = (max(g) - offset) / L: the offset is sent too.
 
-'suited' is symmetric, and midrise for fewer than 8 bits rounded stochastically: of 2 bits' levels symmetric leaves one
-in four unused, and has twice the variance. One bit has no symmetric grid: it is midrise, and its two levels are
--+mean|g| where it rounds to the nearest (which is where their squared error is least), -+max|g| where it rounds
-stochastically.
+'suited' is symmetric, and midrise for fewer than 8 bits rounded stochastically: with 2 bits, symmetric leaves one of
+four levels unused, and has twice the variance. One bit has no symmetric grid: it is midrise, with levels -+mean|g| for
+rounding to nearest (the least squared error), and -+max|g| for stochastic rounding.
 
-Law: bounded by half a step rounded to the nearest; by a step stochastically, and then unbiased; by max|g| + mean|g| for
-one bit rounded to the nearest. The step is the one on the wire, at most 2**-7 above the formula's.
-Bits per element: b + 16/g for groups of g values, asymmetric b + 32/g.
-For gradients: QSGD (Alistarh et al., NeurIPS 2017), scaled by a bucket's largest magnitude, is the symmetric grid with
-stochastic rounding and the bucket as group; EF-SignSGD (Karimireddy et al., ICML 2019) is `ef(int1(nearest))`.
-Sources: symmetric and asymmetric absmax quantisation; stochastic rounding between 2**b levels: Gupta et al., ICML 2015;
-one bit: after 1-bit SGD (Seide et al., Interspeech 2014), with one mean|g| for both signs, without error feedback.
+Law: bounded by half a step for rounding to nearest; by a step for stochastic rounding, then unbiased; by max|g| +
+mean|g| for one bit rounded to nearest. The step is the one on the wire, at most 2**-7 above the formula's. Bits per
+element: b + 16/g for groups of g values, asymmetric b + 32/g. For gradients: QSGD (Alistarh et al., NeurIPS 2017),
+scaled by a bucket's largest magnitude, is the symmetric grid with stochastic rounding and the bucket as group;
+EF-SignSGD (Karimireddy et al., ICML 2019) is `ef(int1(nearest))`. Sources: symmetric and asymmetric absmax
+quantisation; stochastic rounding between 2**b levels: Gupta et al., ICML 2015; one bit: after 1-bit SGD (Seide et al.,
+Interspeech 2014), with one mean|g| for both signs, without error feedback.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class Levels(NamedTuple):
 
     @property
     def centre(self) -> float:
-        """The code of zero, perhaps between two; 0 where the offset is sent."""
+        """The code of zero, possibly between two codes; 0 if the offset is sent."""
         return 0.0 if self.grid == "asymmetric" else self.top / 2
 
     @property
@@ -75,7 +73,7 @@ _SIGNS = Levels(1, "midrise")
 
 
 class Integer(BodyCodec):
-    """Codes of `bits` bits, a width that subclasses give."""
+    """Codes of `bits` bits, a width set by subclasses."""
 
     bits: ClassVar[int]
 
@@ -87,15 +85,14 @@ class Integer(BodyCodec):
         grid: Grid = "suited",
         bits: int | None = None,
     ) -> None:
-        """`group` channels share a step; 0 stands for a whole token. `bits` stands for the class's width where it has
-        none.
+        """`group` channels share a step; 0 means a whole token. `bits` is the width for a class without one.
 
-        rounding='auto' rounds activations to the nearest, and gradients, whose errors add up over steps,
-        stochastically. ValueError for any other width.
+        rounding='auto' rounds activations to nearest, and gradients, whose errors add up over steps, stochastically.
+        ValueError for any other width.
         """
         width = self.bits if bits is None else bits
         if width not in WIDTHS:
-            raise ValueError(f"{width} bits: there are codes of {', '.join(map(str, WIDTHS))}")
+            raise ValueError(f"{width} bits: the supported widths are {', '.join(map(str, WIDTHS))}")
         self._context, self._group = context, group
         self._stochastic = rounding == "stochastic" or (rounding == "auto" and context.direction == "backward")
         self.law = "unbiased" if self._stochastic else "bounded"
@@ -106,14 +103,14 @@ class Integer(BodyCodec):
         self._scratch, self._above = Scratch(), Scratch()
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Return the steps, the offsets where they are sent, and the packed codes."""
+        """Return the steps, the offsets if sent, and the packed codes."""
         of = Grouping.of(shape, self._group)
         codes = Field(torch.uint8, bits.packed_bytes(of.values, self._levels.bits))
         return *[Field(torch.bfloat16, of.groups)] * (2 if self._levels.grid == "asymmetric" else 1), codes
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """Write the fields. CodecError names the message key where x holds NaN or infinity, or reaches beyond fp32's
-        largest number.
+        """Write the fields. CodecError that names the message key if x holds NaN or infinity, or its range exceeds
+        fp32's largest number.
         """
         steps, *offsets, packed = body
         of = Grouping.of(x.shape, self._group)
@@ -140,7 +137,7 @@ class Integer(BodyCodec):
         else:
             sound = groups.scales_are_sound(step[step != 0] if levels.grid == "midrise" else step, levels.reach)
         sound = sound and (levels.grid != "symmetric" or int(codes.amax()) <= levels.top)
-        check_written(sound, key, "such a step, offset or code")
+        check_written(sound, key, "this step, offset or code")
         values = of.spread(codes).to(torch.float32)
         if offsets:
             affine.values_(values)
@@ -161,28 +158,28 @@ class Integer(BodyCodec):
             share = size + step / 2
         else:
             share = step.expand(x.shape) * (1.0 if self._stochastic else 0.5)
-        # fp32 rounds x / step, the product and the sum with the offset; beyond the largest step the ends are clipped.
+        # fp32 rounds x / step, the product and the sum with the offset; the ends are clipped beyond the largest step.
         clipped = (size - levels.reach * step).clamp_min(0) if levels.grid != "asymmetric" else 0.0
         return of.trim(share * (1 + 2**-14) + size * 2**-20 + clipped).view(tensor.shape)
 
     def _step(self, x: Tensor, ranges: Tensor, of: Grouping) -> Tensor:
-        """Return the steps, bf16 (groups, 1), of a grid about zero over groups x with these largest magnitudes."""
+        """Return the steps, bf16 (groups, 1), of a grid around zero for groups x with these largest magnitudes."""
         if self._levels == _SIGNS and not self._stochastic:
             ranges = _mean_magnitude(x, of)
         step = groups.scales(ranges, self._levels.reach)
-        # No level is zero here, so a group of zeros gets no step at all.
+        # No level is zero here, so a group of zeros gets step 0.
         return step.masked_fill_(ranges == 0, 0.0) if self._levels.grid == "midrise" else step
 
     def _round(self, x: Tensor, step: Tensor, key: MessageKey) -> Tensor:
-        """Return the codes, uint8 (groups, size), of values about zero, or above their offset."""
+        """Return the codes, uint8 (groups, size), of values relative to zero, or to their offset."""
         levels, scaled = self._levels, self._scratch.of(x.shape)
-        # What follows cuts off the fraction, so that 1/2 makes it round.
+        # Truncation follows, so adding 1/2 rounds.
         middle = levels.centre + 0.5
         if self._stochastic:
             noise.fill(scaled.view(-1), self._context, key, f"int{levels.bits} rounding", middle=middle)
         else:
             scaled.fill_(middle)
-        # The step of a group of zeros may be 0: then it is not divided by.
+        # The step of a group of zeros may be 0, which must not be a divisor.
         scaled.addcmul_(x, step.to(torch.float32).reciprocal_().nan_to_num_(posinf=0.0))
         return groups.to_codes(scaled.clamp_(0, levels.top))
 
@@ -227,9 +224,9 @@ class Int6(Integer):
 
 
 class Int8(Integer):
-    """Eight bits. With a step per token and a symmetric grid the steps are fp32, the codes signed, and ties go to even.
+    """Eight bits. With a step per token and a symmetric grid, steps are fp32, codes are signed, and ties round to even.
 
-    That is 8 + 32/d bits per element. Every result of int8 so far was measured with these bytes, so they stay.
+    That is 8 + 32/d bits per element. All results of int8 so far use this format, so it is kept.
     """
 
     bits = 8
@@ -242,7 +239,7 @@ class Int8(Integer):
             self.code = 3
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Return fp32 steps and signed codes, or what `Integer` does."""
+        """Return fp32 steps and signed codes, or the fields of `Integer`."""
         if not self._signed:
             return super().fields(shape)
         rows, width = rows_of(shape)
@@ -264,7 +261,7 @@ class Int8(Integer):
             noise.fill(q.view(-1), self._context, key, "int8 rounding")
             q.addcmul_(x, step.reciprocal_()).round_().clamp_(-top, top)
         else:
-            torch.mul(x, step.reciprocal_(), out=q).round_()  # at most 127 * (1 + 2**-22), so no value needs clipping
+            torch.mul(x, step.reciprocal_(), out=q).round_()  # at most 127 * (1 + 2**-22), so clipping is unnecessary
         codes.view(q.shape).copy_(q)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
@@ -273,5 +270,5 @@ class Int8(Integer):
             return super().values(body, shape, key)
         steps, codes = body
         top = self._levels.reach
-        check_written(groups.scales_are_sound(steps, top) and int(codes.amin()) >= -top, key, "such a step or code")
+        check_written(groups.scales_are_sound(steps, top) and int(codes.amin()) >= -top, key, "this step or code")
         return codes.view(len(steps), -1).to(torch.float32).mul_(steps.view(-1, 1))

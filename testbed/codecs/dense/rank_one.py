@@ -6,10 +6,9 @@ bits are the sign and whether |M_ij| > 1.230 s, decoded as +-0.567 s or +-1.893 
 error for normal values (Max, IRE Trans. 1960) in units of their mean magnitude.
 
 Bits per element: 1 + 16/d + 16/bn and 2 + 16/d + 16/bn. Alone the error is large (0.60 and 0.34 of the norm for normal
-values): they are for a closed loop, `compactfusion(onebit)` or `ef(onebit)`.
-Source: after the 1-bit and 2-bit compressors of CompactFusion ("Accelerating Parallel Diffusion Model Serving with
-Residual Compression"), from memory. That the scale has rank one comes from there; the fit and the two-bit levels are
-derived here.
+values): they are for a closed loop, `compactfusion(onebit)` or `ef(onebit)`. Source: after the 1-bit and 2-bit
+compressors of CompactFusion ("Accelerating Parallel Diffusion Model Serving with Residual Compression"), from memory.
+The rank-one scale comes from there; the fit and the two-bit levels are derived here.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from testbed.errors import CodecError
 
 _SMALL, _EDGE, _LARGE = 0.5675, 1.2303, 1.8925
 _LARGEST = 2.0**100
-"""The largest magnitude that is sent: products of means then stay far within fp32."""
+"""Largest magnitude that is sent, which keeps products of means far within fp32."""
 
 
 class OneBit(BodyCodec):
-    """Signs. Law: a sign is kept, and the error of a value is at most the larger of |x| and s."""
+    """Signs. Law: signs are preserved, and the error of a value is at most the larger of |x| and s."""
 
     code = 63
     width: ClassVar[int] = 1
@@ -40,7 +39,7 @@ class OneBit(BodyCodec):
     """The largest level, in units of s."""
 
     def __init__(self, context: Context) -> None:
-        """Nothing in the context matters: no number is drawn."""
+        """Ignores the context, because there are no random numbers."""
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
         """Return magnitudes of rows, magnitudes of columns, and packed codes."""
@@ -73,7 +72,9 @@ class OneBit(BodyCodec):
         return values
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """Return the largest error of each value, which is no larger than the value or its level: the signs agree."""
+        """Return the largest error of each value, which is at most the larger of the value and its level, because signs
+        agree.
+        """
         of_rows, of_columns = _means(tensor.abs().reshape(rows_of(tensor.shape)), None)
         rounded = (1 + 2.0**-8) ** 2 * self.largest
         return torch.maximum(tensor.abs(), torch.outer(of_rows, of_columns).mul_(rounded).view(tensor.shape))
@@ -85,7 +86,7 @@ class OneBit(BodyCodec):
 
 
 class TwoBit(OneBit):
-    """Signs and whether a value is large. Law: as OneBit's, with 1.893 s for s."""
+    """Signs and whether a value is large. Law: that of OneBit, with 1.893 s for s."""
 
     code = 64
     width = 2
@@ -98,7 +99,7 @@ class TwoBit(OneBit):
 
 
 def _means(magnitudes: Tensor, key: MessageKey | None) -> tuple[Tensor, Tensor]:
-    """Return u and v. CodecError where they cannot be made."""
+    """Return u and v. CodecError if they do not exist."""
     of_rows, of_columns = magnitudes.mean(-1), magnitudes.mean(0)
     if not float(largest := magnitudes.amax()) <= _LARGEST:
         raise CodecError(

@@ -1,22 +1,22 @@
 """TAH-Quant: tiles of neighbouring channels at 4 or 3 bits by their entropy, tiles with an outlier rotated first.
 
-Forward, each token is cut into tiles of G channels (a power of two; the last is filled up with zeros, which are sent):
+Forward, each token is cut into tiles of G channels (a power of two; the last is padded with zeros, which are sent):
 
 1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k. Of the T tiles of a token, or of a sample's tokens together, the
-   ceil(share * T) of most entropy get 4 bits, the others 3. A narrow model's token has two tiles: ceil makes that both.
-2. a1 and a2 are the two largest |x|. Where a1 > tau * a2, a1 changes places with channel 0 (its place is the pivot) and
-   the tile is rotated by Hadamard's matrix.
+   ceil(share * T) with the highest entropy get 4 bits, the others 3. In a narrow model with two tiles per token, ceil
+   selects both.
+2. a1 and a2 are the two largest |x|. If a1 > tau * a2, a1 is swapped with channel 0 (its position is the pivot) and the
+   tile is rotated by Hadamard's matrix.
 3. The tile is quantised between its minimum and maximum in equal steps, rounded to the nearest (`groups.Affine`).
 
 Backward, gradients get `bits`-bit codes, symmetric, with one step per tile, rounded to the nearest.
 
 A tile's metadata: 16 bits each for step and offset (bf16; published: fp16), 1 for its width, log2 G for the pivot, 1
 for the rotation: 39 at G = 32, 40 at G = 64. Bits per element: 3.8 + 40/64 = 4.425 at G = 64 where share * T is whole;
-the paper's 4.41 leaves out the rotation's bit. The paper's own tile is 32; 64 is what its 4.41 is for.
-Law: bounded by half a step; in a rotated tile by sqrt(G) / 2 steps (the L2 norm of all its errors).
-The source does not state the rounding, whether tiles are ranked in a token or in a sample, nor which values of a
-gradient share a step.
-Source: He et al., "TAH-Quant", arXiv 2506.01352, sections 3 and 4.
+the paper's 4.41 omits the rotation's bit. The paper's own tile is 32; its 4.41 is for 64. Law: bounded by half a step;
+in a rotated tile by sqrt(G) / 2 steps (the L2 norm of all its errors). The source does not state the rounding, whether
+tiles are ranked in a token or in a sample, nor which values of a gradient share a step. Source: He et al., "TAH-Quant",
+arXiv 2506.01352, sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from testbed.codecs.wire.scratch import Scratch
 
 Per = Literal["token", "sample"]
 _AT_ONCE = 2**20
-"""Values worked on at once, if as few are ranked together: 8 MiB of temporaries, 8 bytes per value."""
+"""Values processed at once, if ranking groups are this small: 8 MiB of temporaries, 8 bytes per value."""
 
 
 class _Ranked(NamedTuple):
-    """The number of tiles that are ranked together, how many of those get 4 bits, and how many tiles do in all."""
+    """Number of tiles ranked together, number of those with 4 bits, and total number of tiles with 4 bits."""
 
     tiles: int
     wide: int
@@ -52,36 +52,36 @@ class _Ranked(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is done to the tiles, in their order in the tensor."""
+    """The treatment of the tiles, in their order in the tensor."""
 
     wide: Tensor
     """bool (tiles, 1): has 4 bits."""
     pivot: Tensor
-    """uint8 (tiles): 0 where the tile is not rotated."""
+    """uint8 (tiles): 0 for tiles that are not rotated."""
     rotated: Tensor
     """bool (tiles)."""
     x: Tensor
-    """fp32 (tiles, G), as it is quantised."""
+    """fp32 (tiles, G), the input of quantisation."""
     affine: Affine
     """(tiles, 1)."""
 
 
 class Tah(BodyCodec):
-    """The codec of activations. Nothing is remembered."""
+    """The codec of activations. Stateless."""
 
     code = 14
 
     def __init__(
         self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6, per: Per = "token"
     ) -> None:
-        """`bits` is the gradients' business. ValueError for tiles that are not a power of two."""
+        """`bits` is only for gradients. ValueError for tiles that are not a power of two."""
         hadamard.matrix(tile)
         self._tile, self._share, self._tau, self._per = tile, share, tau, per
         self._scratch, self._sizes = Scratch(), Scratch()
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Return steps, offsets, codes of 4 bits, codes of 3 bits, which tiles have 4 bits, which are rotated, and the
-        pivots.
+        """Return steps, offsets, codes of 4 bits, codes of 3 bits, flags of tiles with 4 bits and of rotated tiles, and
+        the pivots.
         """
         of = self._grouping(shape)
         wide = self._ranked(shape, of).wide_in_all
@@ -127,8 +127,8 @@ class Tah(BodyCodec):
             and not bool(pivot[~rotated].any())
             and affine.is_sound(_top(wide))
         )
-        check_written(sound, key, "such metadata of tiles")
-        # Put in order as bytes: as fp32 they are four times as many. numpy assigns items of a tile's size fastest.
+        check_written(sound, key, "this metadata of tiles")
+        # Reordered as bytes, a quarter of the fp32 size. numpy assigns items of a tile's size fastest.
         codes = np.empty(of.groups, f"V{of.size}")
         for width, tiles, packed in _by_width(wide, body):
             codes[tiles.numpy()] = bits.unpack(packed, width, len(tiles) * of.size).numpy().view(codes.dtype)
@@ -159,12 +159,12 @@ class Tah(BodyCodec):
         return _Ranked(tiles, wide, of.groups // tiles * wide)
 
     def _plan(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> _Plan:
-        """Plan for tiles x, a multiple of the number that are ranked together."""
+        """Plan for tiles x, whose number is a multiple of those ranked together."""
         size = torch.abs(x, out=self._sizes.of(x.shape))
         largest = size.amax(-1, keepdim=True)
         groups.check_ends(largest, key)
         buffer = self._scratch.of(x.shape)
-        # Only the largest is above a share 1/tau of itself where it is above tau times the second.
+        # If the largest exceeds tau times the second, only it exceeds 1/tau of itself.
         rotated = (torch.ge(size, largest / self._tau, out=buffer).sum(-1) <= 1).logical_and_(largest.view(-1) > 0)
         wide = _choose(_entropy(size, largest.view(-1), buffer).view(-1, ranked.tiles), ranked.wide).view(-1, 1)
         turned = rotated.nonzero().view(-1)
@@ -179,7 +179,7 @@ class Tah(BodyCodec):
     def _code(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> tuple[Tensor, ...]:
         """Return, for tiles x: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
         plan = self._plan(x, ranked, key)
-        # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
+        # The cast truncates, hence rounds; the step covers the tile, so no code is too high.
         codes = groups.to_codes(plan.affine.scaled_(plan.x).add_(0.5))
         return plan.wide, plan.rotated, plan.pivot, *plan.affine, codes
 
@@ -188,7 +188,7 @@ class TahGradients(Integer):
     """The codec of gradients: `bits`-bit codes with a step per tile."""
 
     def __init__(self, context: Context, tile: int = 64, bits: int = 6, **_: Any) -> None:
-        """The other parameters are the activations' business."""
+        """The other parameters are only for activations."""
         super().__init__(context, tile, "nearest", bits=bits)
 
 
@@ -200,10 +200,10 @@ def _by_width(wide: Tensor, body: Body) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def _choose(entropy: Tensor, count: int) -> Tensor:
-    """Return which tiles of each row of entropy (rows, T) are the `count` of most entropy, as bool (rows, T)."""
+    """Return a mask, bool (rows, T), of the `count` tiles with the highest entropy in each row of entropy (rows, T)."""
     wide = np.zeros(entropy.shape, np.bool_)
     first = entropy.shape[-1] - count
-    # numpy's, because torch's topk of many short rows takes ten times as long.
+    # Uses numpy, because torch's topk of many short rows takes ten times as long.
     np.put_along_axis(wide, np.argpartition(entropy.numpy(), -count if count else 0, axis=-1)[:, first:], True, -1)
     return torch.from_numpy(wide)
 
@@ -217,13 +217,13 @@ def _top(wide: Tensor) -> Tensor:
 
 
 def _entropy(size: Tensor, largest: Tensor, buffer: Tensor) -> Tensor:
-    """Return log S - sum(|x| log|x|) / S for S = sum|x|, (tiles), given |x| of tiles; 0 for zeros. `size` and `buffer`
-    are overwritten.
+    """Return log S - sum(|x| log|x|) / S for S = sum|x|, (tiles), given |x| of tiles; 0 for zeros. Overwrites `size`
+    and `buffer`.
 
-    Tiles of values beyond 1e36 or below 1e-36 get no meaningful number: they are then ranked in some order.
+    For tiles of values beyond 1e36 or below 1e-36 the result, and hence the ranking, is meaningless.
     """
     total = size.sum(-1)
-    # 0 log 0 = 0 by way of a logarithm that is finite; torch's xlogy and entr take ten times as long.
+    # 0 log 0 = 0 through a finite logarithm; torch's xlogy and entr take ten times as long.
     torch.log(size.clamp_min_(groups.SMALLEST_SCALE), out=buffer)
     entropy = total.log() - buffer.mul_(size).sum(-1) / total
     return entropy.masked_fill_(largest == 0, 0.0)
@@ -242,7 +242,7 @@ def _rotate(x: Tensor, turned: Tensor) -> Tensor:
     some = len(turned) < len(x)
     tiles = hadamard.rotate(x.index_select(0, turned) if some else x, x.shape[-1])
     if some:
-        x.numpy()[turned.numpy()] = tiles.numpy()  # by numpy, which assigns rows five times as fast
+        x.numpy()[turned.numpy()] = tiles.numpy()  # numpy assigns rows five times as fast
     else:
         x.copy_(tiles)
     return tiles

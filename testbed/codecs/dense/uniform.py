@@ -1,13 +1,13 @@
-"""uniform: whole multiples of one step for a whole message, so that an entropy coder behind it decides the bytes.
+"""uniform: multiples of one step for a whole message, so that a following entropy coder determines the size.
 
 Codecs with a range per group use all their codes in every group; here a group of small values has small codes, which
-are short behind `zstd(...)` or `entropy(...)`: bytes follow the values. The step is a share of the message's root mean
-square, or a number; it is larger where a value would else be more than 32,767 steps away.
+`zstd(...)` or `entropy(...)` compresses well: the size depends on the values. The step is relative to the message's
+root mean square, or absolute; it is enlarged if a value would otherwise exceed 32,767 steps.
 
-Wire behind the common header: the step, fp32; bytes per code, 1 or 2, and three zeros; the codes q, signed in 1 byte;
-in 2 bytes as 2 q, or -2 q - 1 where q is negative, low bytes first, then high ones. Law: bounded by half a step.
-Source: the uniform scalar quantiser, which with an ideal entropy coder is within 1/4 bit of any code at high rates
-(Gish and Pierce, IEEE TIT 1968).
+Wire after the common header: the step, fp32; bytes per code, 1 or 2, and three zeros; the codes q, signed in 1 byte; in
+2 bytes as 2 q, or -2 q - 1 where q is negative, low bytes first, then high ones. Law: bounded by half a step. Source:
+the uniform scalar quantiser, which, with an ideal entropy coder, is within 1/4 bit of any code at high rates (Gish and
+Pierce, IEEE TIT 1968).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _SMALL, _REACH = 127, 2**15 - 1
 
 
 class Uniform:
-    """Codes of whole steps."""
+    """Codes in whole steps."""
 
     code = 91
     law = "bounded"
 
     def __init__(self, context: Context, *, step: float = 0.25, unit: Literal["rms", "absolute"] = "rms") -> None:
-        """`step` is a share of the message's root mean square, or absolute. Nothing in the context matters here."""
+        """`step` is relative to the message's root mean square, or absolute. Ignores the context."""
         self._share, self._unit = step, unit
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode as the contract says. CodecError names the message key where the tensor holds NaN or infinity."""
+        """See the contract. CodecError that names the message key if the tensor holds NaN or infinity."""
         x = header.check_input(tensor).to(torch.float32)
         shape = tuple(x.shape)
         if not x.numel():
             return header.allocate(self.code, shape, 0)[0]
         step, reach = self._step(x, key)
         width = 1 if reach <= _SMALL else 2
-        # fp64 where there are many steps: fp32 would be wrong by more than half of one.
+        # fp64 for many steps: fp32 would have errors of more than half a step.
         whole = x.contiguous().view(-1).to(torch.float32 if width == 1 else torch.float64).div(step).round_().numpy()
         payload, body = header.allocate(self.code, shape, _FIELDS.size + width * x.numel())
         _FIELDS.pack_into(payload, header.header_bytes(len(shape)), step, width, 0, 0, 0)
@@ -63,7 +63,7 @@ class Uniform:
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode as the contract says. CodecError for bytes that no encoder writes."""
+        """See the contract. CodecError for bytes that no encoder writes."""
         opened = header.open_payload(payload, self.code, lambda shape: _body_bytes(payload, shape))
         check_written(not opened.visit, key, f"visit number {opened.visit} here")
         if not opened.elements:
@@ -88,7 +88,7 @@ class Uniform:
         return 0.5 * step + tensor.abs().double() * 2**-20 + clipped
 
     def _step(self, x: Tensor, key: MessageKey) -> tuple[float, float]:
-        """Return the step as fp32 has it, and how many of them the largest value is away."""
+        """Return the step in fp32, and the largest value in steps."""
         largest = groups.largest_magnitude(x.reshape(1, -1))
         groups.check_ends(largest, key)
         top = float(largest)
@@ -101,8 +101,8 @@ class Uniform:
 
 
 def _body_bytes(payload: Payload, shape: Shape) -> int:
-    """Return the length of a body of this shape with as many bytes per code as it says; -1, which none has, where it
-    says neither 1 nor 2.
+    """Return the length of a body of this shape with its stated bytes per code; -1, which never matches, unless that is
+    1 or 2.
     """
     view = memoryview(payload).cast("B")
     at = header.header_bytes(len(shape)) + 4

@@ -1,5 +1,5 @@
-"""Bases and tables that several stages must hold alike: drawn from a key, made orthonormal in fp32, checked when they
-cross.
+"""Bases and tables that must be identical at several stages: drawn from a key, orthonormalised in fp32, checked when
+received.
 
 Both ends compute them from the same numbers with the same instructions, so they are bit-identical and cost no bytes.
 """
@@ -16,9 +16,9 @@ from testbed import keyed
 
 _CHUNK = 1 << 22
 _SKEW = 0.05
-"""How far from the identity the product of a basis with itself may be: bf16 rounding leaves less."""
+"""Largest deviation of a basis's Gram matrix from the identity; bf16 rounding causes less."""
 _NO_RANK = 1e-12
-"""The square of a singular value that is fp32's rounding, as a share of the largest one's."""
+"""Squared singular values below this share of the largest one are fp32 rounding."""
 
 
 def normal(purpose: str, *shape: int) -> Tensor:
@@ -42,7 +42,7 @@ def normal(purpose: str, *shape: int) -> Tensor:
 def orthonormal(matrix: Tensor) -> Tensor:
     """Return an orthonormal basis, fp32, of the columns of a matrix (d, k), k <= d, of full rank.
 
-    It is the Q of the QR whose R has a positive diagonal, so that a small change of `matrix` changes the basis little.
+    It is the Q of the QR decomposition with a positive diagonal in R, so a small change of `matrix` changes it little.
     """
     q, r = torch.linalg.qr(matrix)
     basis: Tensor = q * r.diagonal().sign()
@@ -57,8 +57,8 @@ def drawn(purpose: str, width: int, rank: int) -> Tensor:
 def polar(matrix: Tensor) -> Tensor:
     """Return M (M^T M)^(-1/2) of a matrix (d, k), fp32: for full rank, the nearest matrix with orthonormal columns.
 
-    Where the rank is lower, the singular values that are not there stay 0. Iterations such as Newton and Schulz's (or
-    Polar Express) tend to the same; k is small enough to compute it outright.
+    For a lower rank, singular values of 0 stay 0. Iterations such as Newton-Schulz (or Polar Express) converge to the
+    same matrix; k is small enough to compute it directly.
     """
     matrix = matrix.double()  # squaring doubles the digits that are needed
     values, vectors = torch.linalg.eigh(matrix.T @ matrix)
@@ -71,9 +71,9 @@ def polar(matrix: Tensor) -> Tensor:
 
 
 def fault_of(matrix: Tensor) -> str | None:
-    """Say what is wrong with a basis that crossed as bf16; None where its columns are orthonormal, but for rounding."""
+    """Describe the fault of a basis received as bf16; None if its columns are orthonormal, up to rounding."""
     skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1])).abs().max()
-    return None if float(skew) <= _SKEW else "is no basis: its columns are not orthonormal"
+    return None if float(skew) <= _SKEW else "is not a basis: its columns are not orthonormal"
 
 
 def rank_of(width: int, ratio: float) -> int:

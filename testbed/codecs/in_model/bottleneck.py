@@ -1,8 +1,8 @@
 """Learned bottlenecks: an encoder at the boundary's upper end and a decoder at the lower, trained with the model.
 
-They change what is learned, and are there in every evaluation, with and without the wire's codec. As m = d/ratio values
-per token cross, bits per element are the inner codec's divided by `ratio`. Parameters start from the seed and the
-boundary.
+They change what is learned, and are part of the model in every evaluation, with or without the codec on the wire.
+They send m = d/ratio values per token, so bits per element are the inner codec's divided by `ratio`. Initial parameters
+depend on the seed and the boundary.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from testbed.codecs.in_model.model_codec import HookBase, InModel, changeable
 from testbed.message_key import Side
 
 Squeeze = Literal["linear", "maxout"]
-"""What maps d channels to m in SWARM's encoder."""
+"""The layer that maps d channels to m in SWARM's encoder."""
 
 _ONE_AT_A_TIME = threading.Lock()
-"""torch's layers begin with numbers of the process's one generator: stages in threads would draw from each other's
-seed.
-"""
+"""torch initialises layers from the process's global generator: stages in threads would draw from each other's seed."""
 
 
 class BottleneckHook(HookBase):
-    """One end of a bottleneck in a stage's model, as `contract.Hook` says."""
+    """One end of a bottleneck in a stage's model: see `contract.Hook`."""
+
+    keeps = ("module",)
 
     def __init__(self, module: nn.Module) -> None:
         """`module` maps (..., d) to (..., m) at the upper end, and back at the lower."""
         self.module = module
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """Return this end's."""
+        """Return the parameters of this end."""
         return self.module.parameters()
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
@@ -50,14 +50,14 @@ class BottleneckHook(HookBase):
 
 
 class _Bottleneck(InModel):
-    """What the kinds have in common."""
+    """Common part of the bottlenecks."""
 
     def __init__(self, context: Context, *, inner: Codec, ratio: float) -> None:
         super().__init__(context, inner=inner)
         self._ratio = ratio
 
     def hook(self, model: nn.Module, side: Side) -> BottleneckHook:
-        """Make a fresh end, with the same numbers for the same seed, boundary and end.
+        """Make a fresh end, with the same initial parameters for the same seed, boundary and end.
 
         SpecError for a model of unknown width.
         """
@@ -83,8 +83,8 @@ class _Bottleneck(InModel):
 
 
 class Swarm(_Bottleneck):
-    """`linear`: LN(d), Linear(d, m), LN(m) | wire | Linear(m, d). `maxout`: in place of the first Linear the largest of
-    each group of `ratio` neighbouring values. Both as in SWARM (Ryabinin et al., ICML 2023), whose wire is 8 bits.
+    """`linear`: LN(d), Linear(d, m), LN(m) | wire | Linear(m, d). `maxout`: instead of the first Linear, the largest
+    of each group of `ratio` neighbouring values. Both as in SWARM (Ryabinin et al., ICML 2023), whose wire is 8 bits.
     """
 
     def __init__(self, context: Context, *, ratio: int, inner: Codec, kind: Squeeze = "linear") -> None:
@@ -110,7 +110,7 @@ class _Maxout(nn.Module):
         self._group = group
 
     def forward(self, values: Tensor) -> Tensor:
-        """Map (..., d) to (..., d / group), with d padded to a multiple of the group where it is none."""
+        """Map (..., d) to (..., d / group), with d padded to a multiple of the group."""
         if lacking := -values.shape[-1] % self._group:
             values = nn.functional.pad(values, (0, lacking), value=-torch.inf)
         return values.view(*values.shape[:-1], -1, self._group).amax(-1)
@@ -136,11 +136,11 @@ def _xavier(inputs: int, outputs: int) -> nn.Linear:
 
 
 class ResBm(_Bottleneck):
-    """Linear, ReLU, Linear, ReLU | wire | Linear, ReLU, each beside an identity path: the first m channels go through
-    as they are, and the receiver pads them with zeros.
+    """Linear, ReLU, Linear, ReLU | wire | Linear, ReLU, each beside an identity path: the first m channels pass
+    unchanged, and the receiver pads them with zeros.
 
-    Source: residual bottleneck (Macrocosmos, arXiv 2604.11947 and the IOTA code, as far as they were to be had). The
-    width between the encoder's layers is not stated: it is d here.
+    Source: residual bottleneck (Macrocosmos, arXiv 2604.11947 and the IOTA code, as far as available). The width
+    between the encoder's layers is not stated: it is d here.
     """
 
     def encoder(self, width: int) -> nn.Module:

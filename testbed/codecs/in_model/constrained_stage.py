@@ -1,6 +1,4 @@
-"""One stage of a subspace network: its basis, the fixed tables that every stage knows, and its layers kept within the
-subspace.
-"""
+"""One stage of a subspace network: its basis, the fixed tables that every stage knows, and its constrained layers."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ Keep = Literal["projected", "reparametrised", "grassmann", "free"]
 
 
 class SubspaceSettings(NamedTuple):
-    """What all boundaries of a model must agree on."""
+    """Settings that all boundaries of a model must share."""
 
     seed: int
     ratio: float
@@ -33,15 +31,17 @@ class SubspaceSettings(NamedTuple):
 class ConstrainedStage:
     """One stage's basis and fixed tables, and its constrained layers.
 
-    The hooks at both its boundaries work with the same one.
+    The hooks at both its boundaries share one instance.
     """
+
+    keeps = ("basis", "_projected", "coming", "passed_on")
 
     def __init__(self, model: ChangeableStage, settings: SubspaceSettings) -> None:
         self.settings, self._model = settings, model
         rank = bases.rank_of(model.width, settings.ratio)
         self.basis = bases.drawn(f"subspace {settings.seed} basis {model.width} {rank}", model.width, rank)
         names = {"tokens": model.vocabulary, **({"positions": model.context} if model.learned_positions else {})}
-        # Whole tables, because a row must not depend on which are asked for. Tens of MB, as in the paper.
+        # Whole tables, because a row must not depend on which rows are used. Tens of MB, as in the paper.
         self.fixed = {
             name: bases.normal(f"subspace {settings.seed} {name} {model.width}", rows, model.width).mul_(
                 settings.spread
@@ -52,17 +52,17 @@ class ConstrainedStage:
         self._kept: list[tuple[nn.Parameter, int]] = []
         self._constrained = False
         self.coming: Tensor | None = None
-        """The next basis, bf16: all stages know it before the end of a step, and change over then."""
+        """The next basis, bf16: all stages receive it before the end of a step, and switch to it then."""
         self.passed_on = False
         self._turn()
 
     @property
     def rank(self) -> int:
-        """k, the dimensions of the subspace."""
+        """k, the dimension of the subspace."""
         return self.basis.shape[1]
 
     def constrain(self) -> None:
-        """Put the stage's layers and tables into the subspace. This is done once, however often it is asked for."""
+        """Constrain the stage's layers and tables to the subspace. Further calls have no effect."""
         if self._constrained:
             return
         self._constrained = True
@@ -86,17 +86,17 @@ class ConstrainedStage:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def project(self) -> None:
-        """Bring what must lie in the subspace back to it."""
+        """Project the constrained parameters back into the subspace."""
         with torch.no_grad():
             for parameter, axis in self._kept:
                 project_(parameter, self.basis, axis)
 
     def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """Return what `contract.Hook.rowwise` asks for."""
+        """See `contract.Hook.rowwise`."""
         return dict(self._kept) if self.settings.keep == "grassmann" else {}
 
     def outside(self) -> float | None:
-        """Return the largest `outside` of a constrained parameter; None where none is kept by projection."""
+        """Return the largest `outside` of a constrained parameter; None if none is constrained by projection."""
         return max((outside(parameter, self.basis, axis) for parameter, axis in self._kept), default=None)
 
     def coordinates(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class ConstrainedStage:
         return torch.addmm(fixed, coded.reshape(-1, self.rank), self.basis.T).view(*ids.shape, -1)
 
     def change_over(self) -> None:
-        """Take the basis that all stages know by now. SpecError where nothing has taken it upstream."""
+        """Switch to the next basis, which all stages have received. SpecError if it was not sent upstream."""
         if self.coming is None:
             return
         if not self.passed_on and not self._model.first:
@@ -160,7 +160,7 @@ class SubspaceLinear(nn.Module):
     """y = (x Z + z) U^T with Z (f, k), z (k) learned: any linear layer with outputs in the span of U (d, k)."""
 
     def __init__(self, layer: nn.Module, basis: Tensor) -> None:
-        """Begin as the projection of an ordinary layer."""
+        """Initialise as the projection of an ordinary layer."""
         super().__init__()
         weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
         if _hidden_axis(layer) == 0:
@@ -181,7 +181,7 @@ class SubspaceTable(nn.Module):
     """An embedding: a fixed table plus a learned one, (v, d) or, where `reparametrised`, its coordinates (v, k)."""
 
     def __init__(self, table: nn.Module, fixed: Tensor, basis: Tensor, *, reparametrised: bool) -> None:
-        """The learned part begins as the rows of an ordinary table, or their coordinates."""
+        """The learned part is initialised with the rows of an ordinary table, or their coordinates."""
         super().__init__()
         weight = table.get_parameter("weight").detach()
         self.reparametrised = reparametrised

@@ -1,27 +1,27 @@
 """MAPL: a learned basis for each boundary, on the Stiefel manifold, around a small token embedding at every stage.
 
 Boundary p has A_p (d, r) with orthonormal columns, each stage E (v, r), learned, and all stages R (r, d), fixed, with
-orthonormal rows. The first stage's token embedding is E R; the others learn copies of E that start alike (the sources
-do not say what the first stage's embedding is; so at the first step a token's embedding crosses exactly). With
-Y = X - E[token] R at the sender:
+orthonormal rows. The first stage's token embedding is E R; the others learn copies of E with the same initial values,
+so that at the first step a token's embedding is sent exactly (the sources do not state the first stage's embedding).
+With Y = X - E[token] R at the sender:
 
-  Z = Y A crosses;  X^ = Z A^T + E[token] R with the receiver's own E.
+  Z = Y A is sent;  X^ = Z A^T + E[token] R with the receiver's own E.
 
-A's gradient has a part at each end, Y^T (dX^ A) and dX^^T Z: the derivative of (Y A) A^T. Whether MAPL returns the
-receiver's part is not stated; here it is, r d numbers with the step's last gradients, and the new A goes with the next
-forward message, 2 r d bytes each (bf16; both ends take the polar factor of what the bytes say, so they are
+A's gradient has a part at each end, Y^T (dX^ A) and dX^^T Z, from the derivative of (Y A) A^T. Whether MAPL returns the
+receiver's part is not stated. Here it is sent with the step's last gradients, r d numbers, and the new A with the next
+forward message: 2 r d bytes each (bf16; both ends use the polar factor of the received matrix, so they are
 bit-identical). A's update is SPEL:
 
   g_R = g - A sym(A^T g);  m <- beta m + (1 - beta) g_R;  A <- polar(A - alpha polar(m))
 
-so A turns by about alpha per step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1
-in the paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, such as Adam's, 0.1 is a
-smaller step.
+so A rotates by about alpha per step, however small the gradient is. alpha is `rate` times the model's learning rate.
+The paper has a `rate` of 0.1 and Muon's learning rate of 0.01 to 0.02, so its alpha is 0.001 to 0.002; with a smaller
+learning rate, such as Adam's, 0.1 gives smaller steps.
 
 Bits per element: the inner codec's, times r/d.
 Sources: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method, at second hand; Yang and Lai, "Manifold
 constrained steepest descent" (arXiv 2601.21487), for SPEL. Derived, because not stated: beta = 0.9, and one R for all
-stages (with one per stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
+stages (with one per stage, equal copies of E would not cancel). MAPL's vector quantisation is not implemented.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from testbed.message_key import Direction, Phase, Side
 
 BETA = 0.9
 SPREAD = 0.02
-"""Standard deviation of a token's first embedding, value by value."""
+"""Standard deviation of each value of a token's initial embedding."""
 
 
 class MaplSettings(NamedTuple):
-    """What all boundaries of a model must agree on."""
+    """Settings that all boundaries of a model must share."""
 
     seed: int
     ratio: float
@@ -52,14 +52,14 @@ class MaplSettings(NamedTuple):
 
 
 class StageEmbedding(nn.Module):
-    """E R: a low-rank token embedding, one per stage, that the hooks at both its boundaries work with."""
+    """E R: a low-rank token embedding, one per stage, shared by the hooks at both its boundaries."""
 
     def __init__(self, model: ChangeableStage, settings: MaplSettings) -> None:
         super().__init__()
         self.settings = settings
         rank = bases.rank_of(model.width, settings.ratio)
         start = bases.normal(f"mapl {settings.seed} tokens {rank}", model.vocabulary, rank)
-        # rows of E R then have the length that rows of an ordinary embedding begin with
+        # so that rows of E R have the norm of an ordinary embedding's initial rows
         self.weight = nn.Parameter(start.mul_(SPREAD * (model.width / rank) ** 0.5))
         columns = bases.drawn(f"mapl {settings.seed} rows {model.width} {rank}", model.width, rank)
         self.register_buffer("columns", columns, persistent=False)
@@ -72,7 +72,9 @@ class StageEmbedding(nn.Module):
 
 
 class MaplHook(HookBase):
-    """One boundary's part in a stage's model, as `contract.Hook` says."""
+    """One boundary's part of a stage's model: see `contract.Hook`."""
+
+    keeps = ("_embedding", "_master", "_momentum", "_version", "_told", "basis")
 
     def __init__(self, embedding: StageEmbedding, width: int, *, boundary: int, sends: bool) -> None:
         settings = embedding.settings
@@ -87,7 +89,7 @@ class MaplHook(HookBase):
         self.basis = self._on_the_wire()
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """Return the stage's E, which both its hooks name. A is updated here, not by the optimiser."""
+        """Return the stage's E, which both its hooks return. A is updated here, not by the optimiser."""
         return (self._embedding.weight,)
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
@@ -103,12 +105,12 @@ class MaplHook(HookBase):
         return hidden
 
     def begin(self, step: int, microbatches: int) -> None:
-        """Count the step's gradients, so that the last of them is known when it goes."""
+        """Restart the count of the step's gradients, by which the last one is recognised."""
         self._microbatches, self._gradients, self._returned = microbatches, 0, None
         self.basis.grad = None
 
     def after_step(self, step: int, rate: float) -> None:
-        """Move the sender's A. SpecError where the receiver's part of its gradient did not come."""
+        """Update the sender's A. SpecError if the receiver's part of its gradient did not arrive."""
         if not self._sends:
             return
         if self._returned is None:
@@ -128,12 +130,12 @@ class MaplHook(HookBase):
         self.basis = self._on_the_wire()
 
     def agreed(self) -> Mapping[str, Tensor]:
-        """Return what both ends must hold alike once a message has crossed: see `check.claims`."""
+        """Return what must be identical at both ends once a message has been received: see `check.row_claims`."""
         return {"basis": self.basis, "rows of the embedding": self._embedding.get_buffer("columns")}
 
     # ---------------------------------------------------------------- what the codecs carry
     def outgoing(self, key: MessageKey) -> Tensor | None:
-        """Return A, if this phase's last message had another; backward, with a step's last message, A's gradient."""
+        """Return A, if this phase has not sent it yet; backward, A's gradient with a step's last message."""
         if self._sends:
             return None if self._told.get(key.phase, 0) == self._version else self._master.to(torch.bfloat16)
         if self._gradients + 1 < self._microbatches:
@@ -142,14 +144,14 @@ class MaplHook(HookBase):
         return (torch.zeros_like(self._master) if gradient is None else gradient).to(torch.bfloat16)
 
     def sent(self, key: MessageKey, matrix: Tensor | None) -> None:
-        """Note that this phase knows A, or that another gradient has gone."""
+        """Note that this phase has sent A, or that another gradient was sent."""
         if self._sends:
             self._told[key.phase] = self._version
         else:
             self._gradients += 1
 
     def visit(self, direction: Direction) -> int:
-        """Return A's number, which is 1 after 255. Gradients have none: one that is missing ends the step."""
+        """Return A's number, which after 255 is 1 again. Gradients have none: a missing one ends the step."""
         if direction == "backward":
             return 0
         return (self._version - 1) % 255 + 1 if self._version else 0
@@ -167,7 +169,7 @@ class MaplHook(HookBase):
         return None if self._sends else bases.fault_of(matrix)
 
     def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
-        """Take A from upstream, or its gradient from downstream."""
+        """Store A from upstream, or its gradient from downstream."""
         if self._sends:
             self._returned = matrix
         else:
@@ -175,9 +177,9 @@ class MaplHook(HookBase):
             self.basis = self._on_the_wire()
 
     def _on_the_wire(self) -> Tensor:
-        """Return what both ends make of the bytes.
+        """Return the basis that both ends derive from the bytes.
 
-        The sender's own A is kept beside it: bf16 would swallow its small steps.
+        The sender also keeps A in fp32, because small steps would be lost in bf16.
         """
         return bases.polar(self._master.to(torch.bfloat16).float()).requires_grad_()
 
@@ -192,7 +194,7 @@ class Mapl(Carrying):
     def hook(self, model: nn.Module, side: Side) -> MaplHook:
         """Make E R the first stage's token embedding.
 
-        SpecError for a model without what is needed, or with two ratios.
+        SpecError for a model that cannot be changed, or one with two ratios.
         """
         stage = changeable(model, "mapl")
         embedding = stage.kept.get("mapl")

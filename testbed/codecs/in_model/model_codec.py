@@ -1,7 +1,7 @@
-"""What codecs that change the model share: what they ask of a stage's model, and what they put on the wire.
+"""Common part of codecs that change the model: what they need from a stage's model, and their wire format.
 
-On the wire is what another codec makes of what their hook leaves, and now and then a matrix that the hooks at both ends
-must hold alike. `workloads` has stages that can be changed; nothing here knows which.
+A payload holds the hook's output, encoded by another codec, and sometimes a matrix that must be identical in the hooks
+at both ends. `workloads` has stages that can be changed; this module does not depend on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.message_key import Direction
 
 
 class Replaceable(Protocol):
-    """A module of a stage, where it hangs."""
+    """A module of a stage, at its place in the model."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -28,7 +28,7 @@ class Replaceable(Protocol):
 
 
 class ChangeableStage(Protocol):
-    """A stage's share of a model, with what a codec must know of it to change it."""
+    """A stage's part of a model, with what a codec must know to change it."""
 
     first: bool
     last: bool
@@ -40,7 +40,7 @@ class ChangeableStage(Protocol):
     """The rows of the token embedding, which only the first stage has."""
     learned_positions: bool
     kept: dict[str, Any]
-    """What codecs keep with the stage, by name: its two boundaries find the same."""
+    """Objects that codecs keep with the stage, by name, shared by its two boundaries."""
 
     def tables(self) -> Sequence[Replaceable]:
         """Return the embeddings: of tokens, and of positions where they are learned.
@@ -58,17 +58,17 @@ _NEEDED = ("first", "last", "width", "context", "vocabulary", "learned_positions
 
 
 def changeable(model: nn.Module, codec: str) -> ChangeableStage:
-    """Return the model, if it says what there is to change. SpecError, naming the codec, if it does not."""
+    """Return the model, if it is a `ChangeableStage`. SpecError, naming the codec, if it is not."""
     if missing := [name for name in _NEEDED if not hasattr(model, name)]:
         raise SpecError(
-            f"codec {codec} changes the model, and {type(model).__name__} does not say what there is to change: "
+            f"codec {codec} changes the model, but {type(model).__name__} lacks what that needs: "
             f"it has no {', no '.join(missing)}"
         )
     return cast("ChangeableStage", model)
 
 
 class HookBase:
-    """What `contract.Hook` asks for of a hook that learns nothing and has nothing to do about a step."""
+    """Those methods of `contract.Hook` that do nothing in a hook without parameters or work per step."""
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Return none."""
@@ -86,13 +86,13 @@ class HookBase:
 
 
 class InModel:
-    """A codec whose work is done by its hook: payloads, state and errors are the inner codec's, and no byte is added.
+    """A codec whose hook does the work: payloads, state and errors are the inner codec's, and no bytes are added.
 
-    What is learned belongs to the stage's model, not here. A subclass has the method `hook`.
+    Learned parameters belong to the stage's model. A subclass defines the method `hook`.
     """
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
-        """Raise SpecError where `inner`, or what it wraps, changes the model itself: its hook would be left out."""
+        """Raise SpecError if `inner`, or a codec inside it, also changes the model: its hook would be ignored."""
         self._context = context
         self.inner = inner
         self.forward: InModel | None = None
@@ -100,13 +100,13 @@ class InModel:
         for part in walk(inner):
             if isinstance(part, ModelCodec):
                 raise SpecError(
-                    f"{type(part).__name__} changes the model, and so does what is around it; use one of them"
+                    f"{type(part).__name__} changes the model, and so does the codec around it; use one of them"
                 )
 
     def pair(self, forward: Codec) -> None:
-        """Find the same codec in the activations'.
+        """Find the same codec among those of the activations.
 
-        SpecError where they go through another one: nothing is in the model then.
+        SpecError if activations go through another one: the model then has no hook.
         """
         same = next((part for part in walk(forward) if type(part) is type(self)), None)
         if not isinstance(same, InModel):
@@ -129,10 +129,10 @@ class InModel:
 
 
 class CarriedMatrix(Protocol):
-    """A hook's end of a matrix that both ends must hold alike, and that messages carry from one to the other."""
+    """A hook's end of a matrix that must be identical at both ends, and that messages carry from one to the other."""
 
     def outgoing(self, key: MessageKey) -> Tensor | None:
-        """Return the bf16 matrix that must go along with this message; None for most messages."""
+        """Return the bf16 matrix to send with this message; None for most messages."""
         ...
 
     def sent(self, key: MessageKey, matrix: Tensor | None) -> None:
@@ -140,31 +140,31 @@ class CarriedMatrix(Protocol):
         ...
 
     def visit(self, direction: Direction) -> int:
-        """Return how many matrices there have been, 0..255.
+        """Return the number of matrices so far, 0..255.
 
-        A message without one has the last one's number, so that a lost matrix is noticed; 0 where that does not matter.
+        A message without one has the last one's number, so that a lost matrix is detected; 0 if that does not matter.
         """
         ...
 
     def expected(self, key: MessageKey) -> tuple[int, int] | None:
-        """Return the shape of the matrix that may come; None where none may."""
+        """Return the shape of a matrix that may arrive; None if none may."""
         ...
 
     def reset(self) -> None:
-        """Send the matrix again: what was sent may not have come."""
+        """Send the matrix again: the last one may not have arrived."""
         ...
 
     def check(self, matrix: Tensor, key: MessageKey) -> str | None:
-        """Say what is wrong with a finite bf16 matrix of that shape; None where nothing is."""
+        """Describe the fault of a finite bf16 matrix of that shape; None if it has none."""
         ...
 
     def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
-        """Take a matrix that has come, in a message of that visit number."""
+        """Store a matrix that arrived in a message with that visit number."""
         ...
 
 
 class Carrying(InModel, Wrapper):
-    """Messages that may carry a matrix; without a hook they never do.
+    """A codec whose messages may carry a matrix; without a hook they never do.
 
     Wire: a wrapper's header of 4 bytes, the matrix if there is one (bf16, padded to 4 bytes), the inner payload.
     """
@@ -175,7 +175,7 @@ class Carrying(InModel, Wrapper):
         InModel.__init__(self, context, inner=inner)
         Wrapper.__init__(self, inner=inner)
         self.own_matrix: CarriedMatrix | None = None
-        """The end of the hook that belongs to this codec, once there is one."""
+        """This codec's hook, as an end of the matrix; None until there is one."""
 
     @property
     def _matrix(self) -> CarriedMatrix | None:
@@ -183,7 +183,7 @@ class Carrying(InModel, Wrapper):
         return forward.own_matrix if isinstance(forward, Carrying) else self.own_matrix
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode with the inner codec, and add what the hook has to send."""
+        """Encode with the inner codec, and add the hook's matrix, if it has one to send."""
         end = self._matrix
         matrix = None if end is None else end.outgoing(key)
         body = self.inner.encode(tensor, key)
@@ -198,28 +198,28 @@ class Carrying(InModel, Wrapper):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode with the inner codec, and give the hook what came along."""
+        """Decode with the inner codec, and pass a matrix that came with it to the hook."""
         kind, visit, rest = open_frame(payload, self.code)
         end = self._matrix
         if kind > 1:
-            raise CodecError(f"cannot decode {key}: a payload that carries {kind} matrices; one is the most")
+            raise CodecError(f"cannot decode {key}: its payload carries {kind} matrices; the most is one")
         if not kind:
             if visit != (known := 0 if end is None else end.visit(self._context.direction)):
                 raise CodecError(
-                    f"cannot decode {key}: it goes by matrix {visit} and this end has matrix {known}: a message was "
+                    f"cannot decode {key}: it uses matrix {visit}, but this end has matrix {known}: a message was "
                     "lost. Reset the encoder: its next message then carries the matrix again"
                 )
             return self.inner.decode(rest, key)
         shape = None if end is None else end.expected(key)
         if shape is None or end is None:
             raise CodecError(
-                f"cannot decode {key}: its payload carries a matrix, and nothing at this end waits for one"
+                f"cannot decode {key}: its payload carries a matrix, but nothing at this end waits for one"
             )
         size = 2 * shape[0] * shape[1]
         padded = size + -size % 4
         if len(rest) < padded or any(rest[size:padded]):
             raise CodecError(
-                f"cannot decode {key}: {len(rest)} bytes where a matrix of shape {shape} and a payload must be"
+                f"cannot decode {key}: {len(rest)} bytes do not hold a matrix of shape {shape} and a payload"
             )
         matrix = torch.frombuffer(bytearray(rest[:size]), dtype=torch.bfloat16).view(shape)
         if not bool(torch.isfinite(matrix).all()):
@@ -231,7 +231,7 @@ class Carrying(InModel, Wrapper):
         return values
 
     def reset(self) -> None:
-        """Let the inner codec forget. The next message carries the matrix again, where there is one."""
+        """Reset the inner codec. The next message carries the matrix again, if there is one."""
         super().reset()
         if self.own_matrix is not None:
             self.own_matrix.reset()

@@ -1,30 +1,30 @@
-"""Subspace networks (Protocol Models): a model whose hidden states lie in a k-dimensional subspace but for a part that
-every stage knows, so that k coordinates per token cross instead of d values, and nothing is lost.
+"""Subspace networks (Protocol Models): a model whose hidden states lie in a k-dimensional subspace, apart from a term
+that every stage knows, so that k coordinates per token are sent instead of d values, without loss.
 
-With U (d, k) orthonormal and F a fixed table, the same at all stages: X = F[token] + P[position] + residual branches,
-and every layer that writes into X writes within span(U). Then C = (X - F - P) U crosses, and C U^T + F + P is X again,
-to within rounding. The gradient of C is G U, which is all of G that anything upstream of the boundary depends on. F, P
-and U are drawn from the seed and token ids follow from the order of the data, so neither costs a byte. Bits per
-element: the inner codec's, times k/d.
+With U (d, k) orthonormal and fixed tables F and P, the same at all stages: X = F[token] + P[position] + residual
+branches, and every layer that writes into X writes within span(U). Then C = (X - F - P) U is sent, and C U^T + F + P is
+X again, up to rounding. The gradient of C is G U, the only part of G that anything upstream of the boundary depends on.
+F, P and U are drawn from the seed and token ids follow from the order of the data, so none of them costs a byte. Bits
+per element: the inner codec's, times k/d.
 
-How the weights are kept there (`keep`), the variants B, C, A and D of the reference:
+How weights are kept in the subspace (`keep`; variants B, C, A and D of the reference):
   projected       ordinary AdamW, then W <- W U U^T after each step: the authors' released code
-  reparametrised  W = Z U^T with Z learned, so nothing needs to be done; fewer parameters are learned
+  reparametrised  W = Z U^T with Z learned, so no projection is needed; there are fewer parameters
   grassmann       one second moment for each row (an update then stays in the span), and the basis itself moves: every
                   `every` steps U <- qr(U + rate * D / l) with D = (I - U U^T) G^T G U from gradients G sampled at the
                   last boundary, l the largest eigenvalue of U^T G^T G U. The paper's objective and step size are not
-                  published: this is derived. The new U (2 d k bytes) goes upstream with the next step's first
-                  gradients; all change over at its end
-  free            not kept at all: the negative control; a random projection that loses about 1 - k/d of the energy. In
-                  the reference's D the fixed table is the current embedding, so that a token's embedding at least
-                  crosses whole
+                  published: this is derived. The new U (2 d k bytes) is sent upstream with the next step's first
+                  gradients; all stages switch to it at the end of that step
+  free            not kept at all: the negative control, a random projection that loses about 1 - k/d of the energy. In
+                  the reference's D the fixed table is the current embedding, so at least a token's embedding arrives
+                  intact
 
-F and P have standard deviation `spread`, 0.02 as the initial embeddings of GPT-2 and Llama have. The released code has
-1, and 1 for the embeddings that are learned: the same ratio at first, but an optimiser whose steps are as large as its
-rate says then takes longer to outgrow F, which is all of X that is not of rank k.
+F and P have standard deviation `spread`, 0.02 like the initial embeddings of GPT-2 and Llama. The released code uses 1
+for these and for the learned embeddings. The initial ratio is the same, but if the learning rate fixes the size of a
+step, as in Adam, learned embeddings then take longer to outgrow F, the only part of X that is not of rank k.
 
 Every stage before a boundary must be constrained, which is checked when the first hidden states are sent; the last
-stage is free. Element-wise dropout of hidden states leaves the subspace, so it must be 0.
+stage need not be. Element-wise dropout of hidden states leaves the subspace, so it must be 0.
 
 Source: Ramasinghe et al., "Protocol Models" (arXiv 2506.01260), sections on subspace constraint; variants B and C as in
 the code released with it.
@@ -45,13 +45,15 @@ from testbed.errors import SpecError
 from testbed.message_key import Direction, Side
 
 _OUTSIDE = 0.1
-"""The share of the hidden states' norm that may lie outside: bf16 arithmetic leaves a few thousandths."""
+"""Largest share of the hidden states' norm outside the subspace; bf16 arithmetic causes a few thousandths."""
 _SAMPLED_STEPS = 8
-"""The steps before the basis moves, of each of which one micro-batch's gradient is sampled."""
+"""In this many steps before the basis moves, the gradient of one micro-batch is sampled."""
 
 
 class SubspaceHook(HookBase):
-    """One boundary's part in a stage's model, as `contract.Hook` says."""
+    """One boundary's part of a stage's model: see `contract.Hook`."""
+
+    keeps = ("_stage", "_unchecked", "_sampled")
 
     def __init__(self, stage: ConstrainedStage, model: ChangeableStage, *, boundary: int, sends: bool) -> None:
         self._stage, self._model, self._boundary, self._sends = stage, model, boundary, sends
@@ -61,7 +63,7 @@ class SubspaceHook(HookBase):
         self._sampling = False
 
     def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """Return the stage's, where it is constrained and its basis moves."""
+        """Return the stage's parameters, if it is constrained and its basis moves."""
         return self._stage.rowwise() if self._sends else {}
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ class SubspaceHook(HookBase):
         return coded
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
-        """Return hidden states (b, n, d), exact to within rounding where the sender is constrained."""
+        """Return hidden states (b, n, d), exact up to rounding if the sender is constrained."""
         hidden = self._stage.hidden(coded, inputs)
         if self._sampling and hidden.requires_grad:
             hidden.register_hook(self._sample)  # type: ignore[no-untyped-call]
@@ -85,31 +87,31 @@ class SubspaceHook(HookBase):
         self._sampling = self._moves and not self._sends and self._model.last and step % every >= every - _SAMPLED_STEPS
 
     def after_step(self, step: int, rate: float) -> None:
-        """Project the weights, and where it is time begin to move the basis."""
-        if self._sends or self._model.last:  # of two hooks of a stage one does it
+        """Project the weights, and start to move the basis if it is time."""
+        if self._sends or self._model.last:  # only one of a stage's two hooks does it
             self._stage.change_over()
         if self._sends:
-            # Where the basis moves as well: of an old basis the optimiser's momentum still knows something.
+            # Also if the basis moves: the optimiser's momentum still has components outside the new one.
             self._stage.project()
         if self._sampled is not None and (step + 1) % self._stage.settings.every == 0:
             self._stage.coming = moved(self._stage.basis, self._sampled, self._stage.settings.rate).to(torch.bfloat16)
             self._sampled = None
 
     def agreed(self) -> Mapping[str, Tensor]:
-        """Return what every stage must hold alike: see `check.claims`."""
+        """Return what must be identical at every stage: see `check.row_claims`."""
         return {"basis": self._stage.basis, **{f"fixed {name}": table for name, table in self._stage.fixed.items()}}
 
     def outside(self) -> float | None:
-        """Return the stage's share, at the end that is constrained: see `check.claims`."""
+        """Return the stage's `outside`, at the constrained end: see `check.row_claims`."""
         return self._stage.outside() if self._sends else None
 
     # ---------------------------------------------------------------- what the gradients' codec carries
     def outgoing(self, key: MessageKey) -> Tensor | None:
-        """Return the next basis, once, with the first gradients that go upstream."""
+        """Return the next basis, once, with the first gradients sent upstream."""
         return self._stage.coming if key.phase == "train" and not self._stage.passed_on else None
 
     def sent(self, key: MessageKey, matrix: Tensor | None) -> None:
-        """Remember that the basis has gone."""
+        """Note that the basis was sent."""
         self._stage.passed_on |= matrix is not None
 
     def visit(self, direction: Direction) -> int:
@@ -165,7 +167,7 @@ def moved(basis: Tensor, sampled: Tensor, rate: float) -> Tensor:
 class Subspace(Carrying):
     """The codec of both directions: coordinates (b, n, k) through the inner codec.
 
-    `ratio` is d/k. `every` and `rate` are for keep=grassmann: its gradients alone carry a basis, and have a header.
+    `ratio` is d/k. `every` and `rate` are for keep=grassmann, whose gradients have a header and may carry a basis.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class Subspace(Carrying):
     def hook(self, model: nn.Module, side: Side) -> SubspaceHook:
         """Constrain the stage, if it sends.
 
-        SpecError for a model that cannot be, or with another subspace elsewhere.
+        SpecError for a model that cannot be constrained, or one with another subspace at its other boundary.
         """
         stage_model = changeable(model, "subspace")
         stage = stage_model.kept.get("subspace")
@@ -204,7 +206,7 @@ class Subspace(Carrying):
         return hook
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode with the inner codec; where the basis moves, gradients have a header, and now and then a basis."""
+        """Encode with the inner codec; if the basis moves, gradients get a header, and sometimes carry a basis."""
         return super().encode(tensor, key) if self._carries else self.inner.encode(tensor, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
@@ -213,7 +215,7 @@ class Subspace(Carrying):
 
 
 class FreeSubspace(Subspace):
-    """The negative control: the projection of `Subspace` while nothing keeps the weights in the subspace."""
+    """The negative control: the projection of `Subspace` without a constraint on the weights."""
 
     def __init__(self, context: Context, *, ratio: float, inner: Codec, spread: float = 0.02) -> None:
         super().__init__(context, ratio=ratio, inner=inner, keep="free", spread=spread)

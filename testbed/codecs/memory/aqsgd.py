@@ -1,17 +1,17 @@
-"""AQ-SGD: the difference from what the receiver last had of the same training example, an epoch ago.
+"""AQ-SGD: sends the difference from the receiver's last tensor of the same training example, an epoch ago.
 
-Both ends hold m(example), a tensor for every example seen: the sender's tensor a goes over in full at the first visit,
-and as Q(a - m) at every later one, after which m <- m + decoded Q at both ends; the receiver goes on with m. The
-difference is taken from what was decoded, so one visit's error is inside the next one's difference. Gradients go over
-quantised, with neither difference nor memory. AQ-SGD is worth its bytes where the same examples come back before the
-weights have moved far; in a single epoch every visit is a first one. Evaluation has examples of its own.
+Both ends hold m(example), a tensor for every example seen. The sender sends its tensor a in full at the first visit,
+and Q(a - m) at every later one; then m <- m + decoded Q at both ends, and the receiver continues with m. The difference
+is from the decoded value, so it includes the error of the visit before. Gradients are quantised, without differences or
+memory. AQ-SGD pays off if the same examples return before the weights have moved far; in a single epoch every visit is
+a first one. Evaluation examples are separate from training examples.
 
-`direct` is the control for what the differences do: first visits in full as ever, later ones as Q(a), the paper's
-DirectQ. Its m is zero, so that nothing else differs.
+`direct` is the control for the effect of differences: it also sends first visits in full, but later ones as Q(a), the
+paper's DirectQ. Its m is zero, so nothing else differs.
 
 Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees",
-NeurIPS 2022, algorithm 1. Their cache is fp16 and a file; ours is fp32, in memory up to a limit. Their first epoch's
-gradients are not quantised; here they are from the start.
+NeurIPS 2022, algorithm 1. Their cache is a file in fp16; ours is in fp32 and in memory up to a limit. They quantise
+gradients from the second epoch on, we from the start.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_fra
 from testbed.errors import CodecError
 
 _EACH, _WHOLE = 0, 1
-"""Kinds of payload: the first axis has an example for each id of the message key, or the whole is one example."""
+"""Kinds of payload: one example along the first axis for each id of the message key, or the whole tensor is one."""
 _MB = 1e6
 
 
 class AqSgd(ClosedLoop):
-    """New examples in full, and the differences of the others.
+    """Sends new examples in full, and the others as differences.
 
     Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of the
     first part, then two payloads: the new examples, and the differences; either may be missing.
-    Law: the error is that of the inner codec on the last difference; none at a first visit in fp32.
-    State: at each end, fp32, the size of all examples seen, apart for training and evaluation. A lost message is
-    noticed when its examples come back.
+    Law: the error is the inner codec's on the last difference; zero at a first visit in fp32.
+    State: at each end, an fp32 tensor for each example seen, separately for training and evaluation. A lost message is
+    detected when its examples return.
     """
 
     code = 62
@@ -57,8 +57,8 @@ class AqSgd(ClosedLoop):
         memory_mb: float = 1024.0,
         **_: Any,
     ) -> None:
-        """`first` casts first visits, to fp32 or bf16; `later` visits go as a difference, or direct; each end holds
-        `memory_mb` (10**6 bytes), the rest in a file.
+        """`first` is the type of first visits, fp32 or bf16; `later` sends later ones as a difference or direct. Each
+        end keeps up to `memory_mb` (10**6 bytes) in memory, the rest in a file.
         """
         self.examples = Examples(memory_mb * _MB)
         super().__init__(inner, memory=self.examples)
@@ -95,7 +95,7 @@ class AqSgd(ClosedLoop):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Return m of the message's examples after it; direct, the tensor that was sent.
+        """Return the new m of the message's examples; with `direct`, the decoded tensor.
 
         CodecError when an example's visit does not follow its last one.
         """
@@ -103,11 +103,11 @@ class AqSgd(ClosedLoop):
             return self._advance(payload, key)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """Return |decoded - x| of first visits, value by value."""
+        """Return the largest |decoded - x| of each value at a first visit."""
         return bound_of(self._first, tensor)
 
     def _advance(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Move on, at either end, from the bytes alone. Return the new m of the message's examples."""
+        """Advance the state, at either end, from the bytes alone. Return the new m of the message's examples."""
         kind, zero, body = open_frame(payload, self.code)
         if kind not in (_EACH, _WHOLE) or zero or (kind == _EACH and not key.samples):
             raise CodecError(f"cannot decode {key}: a message of kind {kind}, which this encoder does not write")
@@ -127,19 +127,19 @@ class AqSgd(ClosedLoop):
                 check_follows(key, visit, self.examples.visit(example), f"example {example[1]}")
         if len(full) != full_bytes or bool(full_bytes) == all(known) or bool(len(differences)) != any(known):
             raise CodecError(
-                f"cannot decode {key}: parts of {full_bytes} and {len(differences)} bytes for visits {visits}"
+                f"cannot decode {key}: parts of {full_bytes} and {len(differences)} bytes do not match visits {visits}"
             )
         new = self._first.decode(full, key) if full_bytes else None
         if new is not None and not whole and (new.ndim == 0 or new.shape[0] != len(examples) - len(old)):
             raise CodecError(
-                f"cannot decode {key}: {len(examples) - len(old)} first visits in a tensor of shape {tuple(new.shape)}"
+                f"cannot decode {key}: shape {tuple(new.shape)} does not hold {len(examples) - len(old)} first visits"
             )
         shapes = {self.examples.shape(example) for example in old}
         if new is not None:
             shapes.add(tuple(new.shape) if whole else tuple(new.shape[1:]))
         unit = shapes.pop()
         if shapes or unit is None:
-            raise CodecError(f"cannot decode {key}: its examples are of different shapes, {unit} and {shapes}")
+            raise CodecError(f"cannot decode {key}: its examples have different shapes, {unit} and {shapes}")
         value = torch.empty((len(examples), *unit)) if new is None or old else new.unsqueeze(0) if whole else new
         if old:
             held = self.examples.gather(old, unit)
@@ -160,7 +160,7 @@ def _examples_of(key: MessageKey, kind: int) -> list[ExampleKey]:
 
 
 def _part(rows: Tensor, chosen: list[bool], whole: bool) -> Tensor:
-    """Return the chosen rows; without the axis of rows where all of them are one example."""
+    """Return the chosen rows; without the row axis if the whole tensor is one example."""
     if whole:
         return rows[0]
     return rows if all(chosen) else rows[torch.tensor(chosen)]

@@ -1,8 +1,8 @@
 """Differences from the previous step's tensor of the same micro-batch, in a closed loop; as a control, in an open one.
 
-Both ends hold P, what the receiver last decoded for the micro-batch (zeros at first). D = X - P goes over, and P
-becomes P + decoded D at both ends, so errors do not add up. A difference has as many values as the tensor: it saves
-bytes only if it is so much smaller that fewer bits, or an entropy coder behind it, are enough.
+Both ends hold P, the micro-batch's last decoded tensor (zeros at first). D = X - P is sent, and P becomes P + decoded D
+at both ends, so errors do not accumulate. A difference has as many values as the tensor, so it saves bytes only if it
+is small enough for fewer bits, or for an entropy coder after it.
 
 Sources: "activation delta" (Bedoya and Zhang), whose text does not say whether the loop is closed; AQ-SGD closes it per
 example, and CompactFusion ("Accelerating Parallel Diffusion Model Serving with Residual Compression") between denoising
@@ -36,7 +36,7 @@ from testbed.codecs.wrap import (
 from testbed.errors import CodecError
 
 First = Literal["inner", "fp32", "bf16", "half", "byte"]
-"""What a micro-batch's first message goes over as, while there is nothing to differ from."""
+"""How a micro-batch's first message is sent, which has no earlier tensor to differ from."""
 
 _INNER, _FULL = 0, 1
 CASTS: dict[str, Callable[[Context], Fp32 | Bf16 | Fp16 | Int8]] = {
@@ -45,28 +45,27 @@ CASTS: dict[str, Callable[[Context], Fp32 | Bf16 | Fp16 | Int8]] = {
     "half": Fp16,
     "byte": lambda context: Int8(context, rounding="nearest"),
 }
-"""What a first message may go over as. Not by the names of codecs: in `delta(int8)` int8 is what sends differences."""
+"""Casts for a first message. `byte` is not called int8, because in `delta(int8)` int8 encodes the differences."""
 
 
 class Delta(ClosedLoop):
-    """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner
-    payload.
+    """Sends the difference through any codec.
 
-    Law: the error is that of the inner codec on the last difference, for ever (closed loop). One P of the tensor's size
-    per (phase, micro-batch) at each end, besides what the inner codec remembers. A tensor of another shape than the
-    last starts anew.
+    Wire: 4 bytes (code, 1 for a first message in full, visit, 0), then the inner payload.
+    Law: the error is always the inner codec's on the last difference (closed loop). State: at each end, one P of the
+    tensor's size per (phase, micro-batch), and the inner codec's state. A tensor of a different shape starts over.
     """
 
     code: ClassVar[int] = 60
     added_bytes: ClassVar[int] = HEADER_BYTES
-    """What a payload has besides the inner one."""
+    """Bytes added to the inner payload."""
     inner_refuses_nan: ClassVar[bool] = False
-    """Whether the inner codec is known to refuse NaN and infinity, so that the input need not be looked through."""
+    """Whether the inner codec is known to reject NaN and infinity, so that the input need not be checked here."""
     payload_bytes: Callable[[Shape], int]
-    """The length of a micro-batch's first message, of a shape. Not there where the inner codec does not say its own."""
+    """Length of a micro-batch's first message for a shape. Absent if the inner codec does not define its own."""
 
     def __init__(self, context: Context, inner: Codec, first: First = "inner", **_: Any) -> None:
-        """`first`: a micro-batch's first message goes through the inner codec too, or as it is, in one of `CASTS`."""
+        """`first`: a micro-batch's first message goes through the inner codec too, or through one of `CASTS`."""
         self._history = History()
         super().__init__(inner, memory=self._history)
         self._first = CASTS[first](context) if first in CASTS else None
@@ -94,7 +93,7 @@ class Delta(ClosedLoop):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Return P after this message. CodecError when the payload does not follow the micro-batch's last one."""
+        """Return the new P. CodecError if the payload does not follow the micro-batch's last one."""
         with self.parts_unchanged_on_error("decoder"):
             return self._advance(payload, key)
 
@@ -103,7 +102,7 @@ class Delta(ClosedLoop):
         return bound_of(self._first or self.inner, tensor)
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
-        """Return the inner payload, which is ours to change, with its kind and visit number."""
+        """Return the inner payload, which may be changed in place, with its kind and visit number."""
         return frame(self.code, payload, kind=kind, visit=visit)
 
     def _take_visit(self, payload: Payload) -> tuple[int, int, Payload]:
@@ -111,11 +110,11 @@ class Delta(ClosedLoop):
         return open_frame(payload, self.code)
 
     def _sent(self, payload: Payload, x: Tensor, key: MessageKey) -> None:
-        """Move the sender on as the receiver will be: from the bytes."""
+        """Advance the sender's state from the bytes, as the receiver will."""
         self._advance(payload, key)
 
     def _advance(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Move a closed loop on, at either end, from the bytes alone. Return a copy of the new P."""
+        """Advance a closed loop, at either end, from the bytes alone. Return a copy of the new P."""
         kind, visit, body = self._take_visit(payload)
         last = self._history.follow(key, visit)
         if kind not in (_INNER, _FULL) or (kind == _FULL) != (visit == 0 and self._first is not None):
@@ -124,7 +123,7 @@ class Delta(ClosedLoop):
             value = (self._first or self._decoder).decode(body, key)
         else:
             value = decode_as(self._decoder, body, key, last.value.shape).add_(last.value)
-        check_finite(value, key, "a difference", doing="decode")  # it would stay in P for ever
+        check_finite(value, key, "a difference", doing="decode")  # it would never leave P
         self._history.put(key, value, visit)
         return value
 
@@ -134,8 +133,7 @@ class _Int8(Int8):
 
 
 class DeltaInt8(Delta):
-    """The difference as int8, with the visit number in int8's own header, which has a byte for it: as long as int8's
-    payload.
+    """Sends the difference as int8, with the visit number in int8's header, so that a payload is as long as int8's.
 
     The error of a value is at most half the step of the difference's row.
     """
@@ -144,7 +142,7 @@ class DeltaInt8(Delta):
     inner_refuses_nan = True
 
     def __init__(self, context: Context) -> None:
-        """Nothing in the context matters: nearest rounding draws no numbers."""
+        """The context has no effect: rounding to nearest draws no random numbers."""
         super().__init__(context, _Int8(context, rounding="nearest"))
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
@@ -159,7 +157,7 @@ class DeltaInt8(Delta):
 class OpenDelta(Delta):
     """Differences without a closed loop, D = X - the previous X: a negative control.
 
-    The receiver sums up what it decodes, so the errors add up too and grow without bound, like a random walk's.
+    The receiver sums decoded differences, so their errors accumulate without bound, like a random walk.
     """
 
     code = 61
@@ -170,9 +168,7 @@ class OpenDelta(Delta):
         self.law = "none"
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return nothing: the sender holds true tensors, the receiver sums of decoded ones. That is what is wrong with
-        it.
-        """
+        """Return nothing: the sender holds true tensors, the receiver sums of decoded differences; that is the flaw."""
         return {}
 
     def _sent(self, payload: Payload, x: Tensor, key: MessageKey) -> None:
@@ -181,8 +177,8 @@ class OpenDelta(Delta):
 
 
 def gradients(context: Context, *, backward: Codec, **_: Any) -> Codec:
-    """Return the codec named by `backward`, for gradients, while activations go as differences.
+    """Return the codec for gradients, `backward`; only activations are sent as differences.
 
-    A gradient's difference from an earlier step's is larger than the gradient, early in training.
+    Early in training, a gradient's difference from an earlier step's is larger than the gradient.
     """
     return backward

@@ -1,7 +1,7 @@
-"""What both ends of a per-example codec hold: each example's last decoded tensor, in memory up to a limit, then in a
+"""State of a per-example codec, at both ends: each example's last decoded tensor, in memory up to a limit, then in a
 file.
 
-The file has no name, so the system removes it with the process, however that ends. It lies where TMPDIR says.
+The file has no name, so the system removes it when the process ends, even if it is killed. TMPDIR selects its folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from testbed.errors import CodecError
 from testbed.message_key import Phase
 
 ExampleKey = tuple[Phase, tuple[int, ...]]
-"""Phase, and the ids of the sequences that the tensor is of."""
+"""Phase, and the ids of the tensor's sequences."""
 
 _FP32_BYTES = 4
 
@@ -38,10 +38,10 @@ class _Held(NamedTuple):
 
 
 class Examples:
-    """A store of fp32 tensors by key. A method that raises has changed nothing that can be read."""
+    """A store of fp32 tensors by key. A method that raises leaves all stored tensors as they were."""
 
     def __init__(self, memory_bytes: float) -> None:
-        """`memory_bytes` are held in memory before the file is begun."""
+        """Up to `memory_bytes` are kept in memory, the rest in the file."""
         self._limit_bytes = memory_bytes
         self._held: dict[ExampleKey, _Held] = {}
         self._memory_bytes = 0
@@ -54,12 +54,12 @@ class Examples:
         return None if held is None else held.visit
 
     def shape(self, key: ExampleKey) -> Shape | None:
-        """Return the shape of what is held; None for an example not seen yet."""
+        """Return the shape of the stored tensor; None for an example not seen yet."""
         held = self._held.get(key)
         return None if held is None else held.shape
 
     def gather(self, keys: list[ExampleKey], shape: Shape) -> Tensor:
-        """Return what is held for the keys, all of this shape, as a new tensor (keys, *shape)."""
+        """Return the tensors of the keys, all of this shape, as a new tensor (keys, *shape)."""
         out = torch.empty((len(keys), *shape), dtype=torch.float32)
         for target, key in zip(out, keys, strict=True):
             held = self._held[key]
@@ -70,7 +70,7 @@ class Examples:
         return out
 
     def put(self, keys: list[ExampleKey], visits: list[int], values: Tensor) -> None:
-        """Hold copies of `values` (keys, *shape). CodecError when the file cannot grow, before anything is changed."""
+        """Store copies of `values` (keys, *shape). CodecError if the file cannot grow, before anything is changed."""
         shape = tuple(values.shape[1:])
         size = _FP32_BYTES * math.prod(shape)
         memory_bytes, file_bytes = self._memory_bytes, self._file_bytes
@@ -112,11 +112,11 @@ class Examples:
         return tensors
 
     def state(self) -> dict[str, Any]:
-        """Return all that is held, which may be large."""
+        """Return all tensors and visit numbers, which may be large."""
         return {"examples": [(*key, held.visit, self.gather([key], held.shape)[0]) for key, held in self._held.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state` returned. CodecError for anything else."""
+        """Load what `state` returned. CodecError for anything else."""
         check_keys(state, {"examples"})
         loaded = Examples(self._limit_bytes)
         for key, (visit, value) in checked_rows(dict[ExampleKey, Memory], state["examples"]).items():
@@ -125,7 +125,7 @@ class Examples:
         self.__dict__.update(loaded.__dict__)
 
     def reset(self) -> None:
-        """Forget everything, and give the file back."""
+        """Discard all examples, and close the file."""
         if self._file is not None:
             self._file.close()
         self._held.clear()
@@ -135,12 +135,12 @@ class Examples:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="testbed-examples-", buffering=0)  # noqa: SIM115
-            # Set the room aside now, so that a full disk is noticed before anything is written.
+            # Reserve the space now, so that a full disk is detected before anything is written.
             os.posix_fallocate(self._file.fileno(), self._file_bytes, size - self._file_bytes)
         except OSError as error:
             raise CodecError(
                 f"cannot hold {size} bytes of examples in a file in {tempfile.gettempdir()}: {error.strerror}; set "
-                "TMPDIR to a disk with more room, or give the codec more memory"
+                "TMPDIR to a disk with more space, or raise the codec's memory_mb"
             ) from error
         self._file_bytes = size
 
@@ -151,14 +151,14 @@ class Examples:
         self._move(os.pwritev, value.contiguous().view(-1).view(torch.uint8).numpy(), offset)
 
     def _move(self, call: Any, array: np.ndarray[Any, Any], offset: int) -> None:
-        """Move all of the array to or from the file: one call may stop early."""
+        """Transfer the whole array to or from the file: one call may stop early."""
         assert self._file is not None
         done = 0
         while done < array.nbytes:
             try:
                 count = call(self._file.fileno(), [array.data[done:]], offset + done)
             except OSError as error:
-                raise CodecError(f"cannot reach the examples in their file: {error.strerror}") from error
+                raise CodecError(f"cannot access the file of examples: {error.strerror}") from error
             if count == 0:
                 raise CodecError(f"the file of examples ends before byte {offset + done}")
             done += count

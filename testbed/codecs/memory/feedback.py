@@ -1,6 +1,4 @@
-"""Error feedback: what a lossy codec left out of one message is added to a later one, whole, in part or with
-momentum.
-"""
+"""Error feedback: the error of one message is added to a later one, in full, in part or with momentum."""
 
 from __future__ import annotations
 
@@ -27,29 +25,29 @@ class _Velocity(NamedTuple):
 
 
 class Feedback(ClosedLoop):
-    """Send C(X + decay * E), then set E to what of it the receiver does not decode. The payload is the inner codec's.
+    """Send C(X + decay * E), then set E to the part that the receiver does not decode. Payload: the inner codec's.
 
-    There is one E for each (phase, micro-batch), from step to step. Only the sender remembers E; for a tensor of
-    another shape than the last, E is 0.
+    There is one E per (phase, micro-batch), kept from step to step, at the sender only. If a tensor's shape differs
+    from the last one's, E is 0.
     """
 
     unshared = "decoder"  # the sender's, which has no counterpart: the receiver decodes with the inner codec itself
 
     def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0, **memories: Stateful) -> None:
-        """Nothing in the context matters here: no number is drawn. `memories` are held beside E."""
+        """The context has no effect: no random numbers are drawn. `memories` are kept in addition to E."""
         self._decay, self._scratch = decay, torch.empty(0)
         self._owed = Rows(dict[MicrobatchKey, _Owed])
         super().__init__(inner, owed=self._owed, **memories)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode the tensor and what is owed.
+        """Encode the tensor plus E.
 
-        CodecError names the message key where either, or the new error, is not finite.
+        CodecError names the message key if either, or the new E, is not finite.
         """
         return self._encode(header.check_input(tensor), key)[0]
 
     def _encode(self, x: Tensor, key: MessageKey) -> tuple[Payload, Tensor]:
-        """Return the payload and what was to be sent with it, which is valid until the next call."""
+        """Return the payload and the tensor that it encodes, which is valid until the next call."""
         owed = self._of(key, x.shape)
         if owed is None:
             target = x.to(torch.float32)
@@ -73,7 +71,7 @@ class Feedback(ClosedLoop):
         return key.phase, key.microbatch
 
     def _lasts(self, owed: _Owed, key: MessageKey) -> bool:
-        """Say whether an earlier error is still to be added."""
+        """Return whether an earlier error applies to this message."""
         return True
 
     def _of(self, key: MessageKey, shape: torch.Size) -> Tensor | None:
@@ -84,35 +82,35 @@ class Feedback(ClosedLoop):
 class ErrorFeedback(Feedback):
     """Send C(X + E), then set E to X + E minus what the receiver decodes.
 
-    The next step's micro-batch holds other examples, so one example's error is put into another's activations.
+    The next step's micro-batch holds other examples, so one example's error enters another's activations.
 
-    Law: decoded + E = X + previous E, to fp32's rounding. Bits per value: the inner codec's.
+    Law: decoded + E = X + previous E, up to fp32's rounding. Bits per value: the inner codec's.
     Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
     def residual(self, key: MessageKey) -> Tensor:
-        """Return E after the last message, at the sender: what of the inputs has not crossed."""
+        """Return the sender's E after the last message: the part of its inputs that the receiver has not decoded."""
         owed = self._owed.rows.get(self._key(key))
         return torch.zeros(()) if owed is None else owed.value.clone()
 
 
 class DecayedFeedback(Feedback):
-    """Error feedback that forgets: a share `decay` of what a message left out is added to the next.
+    """Error feedback with decay: E is multiplied by `decay` before it is added to the next message.
 
-    E is then a sum of inputs with weights that fall by `decay` per step, less what was sent: a momentum, from which
-    what is sent is taken. Law: none. Bits per value: the inner codec's.
+    E is then a sum of inputs with weights that fall by `decay` per step, minus the decoded values: a momentum from
+    which sent values are subtracted. Law: none. Bits per value: the inner codec's.
     Source: DeMo (Peng et al., arXiv 2411.19870), decay 0.999; SparseLoCo (Sarfi et al., arXiv 2508.15706), decay 0.95.
     """
 
 
 class MomentumFeedback(Feedback):
-    """Deep gradient compression's memory: momentum before error feedback, U = m U + X, V = V + U, and C(V) is sent.
+    """Deep gradient compression: momentum before error feedback. U = m U + X, V = V + U, and C(V) is sent.
 
-    Where something is sent, U starts from 0 again (momentum factor masking), so that stale momentum does not push a
-    value that has just been corrected. The published code sets V to 0 there; here V keeps what rounding left.
+    Where a value is sent, U is reset to 0 (momentum factor masking), so that stale momentum does not push a value that
+    has just been corrected. The published code also sets V to 0 there; here V keeps the rounding error.
 
-    Law: none; V holds what of the sum of all U has not crossed. Bits per value: the inner codec's. Two tensors are
-    remembered for each (phase, micro-batch).
+    Law: none; V holds the part of the sum of all U that has not been decoded. Bits per value: the inner codec's. State:
+    two tensors per (phase, micro-batch).
     Source: Lin et al., "Deep Gradient Compression", ICLR 2018.
     """
 
@@ -122,7 +120,7 @@ class MomentumFeedback(Feedback):
         super().__init__(context, inner=inner, velocity=self._velocity)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode V. CodecError as `Feedback.encode` raises it."""
+        """Encode V. CodecError as in `Feedback.encode`."""
         x = header.check_input(tensor).to(torch.float32)
         velocity, last = x.clone(), self._velocity.rows.get(self._key(key))
         if last is not None and last.value.shape == x.shape:
@@ -140,7 +138,7 @@ class LazyErrorFeedback(ErrorFeedback):
     micro-batches, so only the last one's error is lost.
 
     Law within a step: the sum of what is decoded + E = the sum of the inputs. Bits per value: the inner codec's.
-    Source: Optimus-CC, Song et al., ASPLOS 2023 (arXiv 2301.09830), of which only the abstract was at hand. It
+    Source: Optimus-CC, Song et al., ASPLOS 2023 (arXiv 2301.09830), of which we read only the abstract. It
     compresses the sends that are exposed at the end of a schedule; this class compresses all of them.
     """
 

@@ -1,8 +1,8 @@
-"""What both ends of a difference codec hold: for each micro-batch, the last decoded tensor and a count of messages.
+"""State of a difference codec, at both ends: each micro-batch's last decoded tensor and visit number.
 
-A message's visit number is 0 for the first of its micro-batch, then 1..255 and round again without 0. Visit 0 is
-accepted in any state and starts the micro-batch anew; any other must follow the last one, so a lost or repeated message
-is a CodecError and never a silent drift.
+The first message of a micro-batch has visit number 0, later ones 1 to 255 and then 1 again. Visit 0 is accepted in any
+state and restarts the micro-batch; any other must follow the last one, so a lost or repeated message is a CodecError
+and never causes silent drift.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.errors import CodecError
 
 
 class Memory(NamedTuple):
-    """What is held for one micro-batch."""
+    """State of one micro-batch."""
 
     visit: Annotated[int, Field(ge=0, le=255)]
     """The last message's visit number."""
@@ -33,12 +33,12 @@ def following(visit: int) -> int:
 
 
 def check_follows(key: MessageKey, visit: int, last: int | None, what: str) -> None:
-    """Raise CodecError unless `visit` comes after `last`. `what` names what the message is of."""
+    """Raise CodecError unless `visit` comes after `last`. `what` names the micro-batch or example."""
     if last is None or visit != following(last):
         known = "nothing" if last is None else f"visit {last}"
         raise CodecError(
             f"cannot decode {key}: visit {visit} of {what} does not follow {known}; a message was lost, repeated or "
-            "made by another encoder. Reset the encoder: its next message then starts anew"
+            "made by another encoder. Reset the encoder: its next message then starts over"
         )
 
 
@@ -51,13 +51,13 @@ class History(Rows[MicrobatchKey, Memory]):
         super().__init__(dict[MicrobatchKey, Memory])
 
     def last(self, key: MessageKey) -> Memory | None:
-        """Return what is held for a message's micro-batch."""
+        """Return the state of a message's micro-batch."""
         return self.rows.get((key.phase, key.microbatch))
 
     def follow(self, key: MessageKey, visit: int) -> Memory | None:
-        """Return what a message of this visit number builds on; None for visit 0.
+        """Return the state that a message with this visit number builds on; None for visit 0.
 
-        CodecError when it does not follow.
+        CodecError if it does not follow.
         """
         if visit == 0:
             return None
@@ -66,8 +66,8 @@ class History(Rows[MicrobatchKey, Memory]):
         return last
 
     def put(self, key: MessageKey, value: Tensor, visit: int) -> None:
-        """Hold a copy of `value`."""
-        # In place where the shape is the same: a fresh tensor per message made the allocator give its pages back.
+        """Store a copy of `value`."""
+        # In place if the shape is the same: with a new tensor per message, the allocator kept returning its pages.
         last = self.last(key)
         if last is not None and last.value.shape == value.shape:
             last.value.copy_(value)

@@ -1,7 +1,7 @@
-"""Where the kept values of a tensor stand: chosen here, and coded as a bitmap or as indices.
+"""Positions of a tensor's kept values: finds the largest values, and codes positions as a bitmap or as indices.
 
-Positions are flat, over rows one after another, ascending, and the same number `kept` in every row; the length of the
-coded form therefore follows from the shape, and nothing else has to be sent.
+Positions are flat indices over consecutive rows, ascending, with the same number `kept` in every row. The coded length
+therefore follows from the shape and is not sent.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ _INDEX_TYPES = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8
 
 
 def kept_of(share: float, width: int) -> int:
-    """Return how many of `width` values a share comes to: the nearest whole number, at least one, at most all."""
+    """Return how many of `width` values a share amounts to: rounded, at least one, at most all."""
     return min(width, max(1, round(share * width)))
 
 
 class LargestInRows:
-    """The search for the largest keys of each row. Its buffers serve every message of one shape."""
+    """Finds the largest keys of each row. Its buffers are reused for every message of the same shape."""
 
     def __init__(self) -> None:
         self._ordered: npt.NDArray[Any] = np.empty((0, 0), np.float32)
         self._mask: npt.NDArray[np.bool_] = np.empty((0, 0), np.bool_)
 
     def positions(self, keys: npt.NDArray[Any], kept: int) -> Positions:
-        """Return the positions of the `kept` largest keys in each row of (rows, width); of equal ones those that come
-        first.
+        """Return the positions of the `kept` largest keys in each row of (rows, width); of equal keys, the first ones.
 
         No key may be NaN.
         """
@@ -56,7 +55,7 @@ class LargestInRows:
 
 
 def _drop_surplus(mask: npt.NDArray[np.bool_], keys: npt.NDArray[Any], threshold: npt.NDArray[Any], kept: int) -> None:
-    """Leave, of the keys equal to their row's threshold, the first ones, as many as there is room for."""
+    """Of the keys equal to their row's threshold, keep only the first ones, as many as there is room for."""
     crowded = np.flatnonzero(np.count_nonzero(mask, axis=1) > kept)
     above = keys[crowded] > threshold[crowded]
     equal = keys[crowded] == threshold[crowded]
@@ -70,30 +69,30 @@ def every_row(columns: Positions, rows: int, width: int) -> Positions:
 
 
 class PositionCoding(NamedTuple):
-    """The code of the positions of `kept` values in each of `rows` rows of `width`."""
+    """How to code the positions of `kept` values in each of `rows` rows of `width` values."""
 
     rows: int
     width: int
     kept: int
     form: Form = "smaller"
-    """A bitmap has a bit for each value; an index 1, 2, 4 or 8 bytes for each kept one, the fewest that hold the
-    width, or packed as many bits as hold it; smaller: the shorter of bitmap and index.
+    """bitmap: a bit per value; index: 1, 2, 4 or 8 bytes per kept value, the fewest that address the width; packed: the
+    fewest bits that do; smaller: the shorter of bitmap and index.
     """
 
     @property
     def values(self) -> int:
-        """Kept values of all rows."""
+        """Number of kept values in all rows."""
         return self.rows * self.kept
 
     @property
     def coded_bytes(self) -> int:
-        """Bytes of the code; 0 where everything is kept, as there is nothing to tell."""
+        """Length of the coded positions; 0 if all values are kept."""
         if self.kept == self.width:
             return 0
         return self._bitmap_bytes if self._is_bitmap else self._index_bytes
 
     def write(self, positions: Positions, out: Bytes) -> None:
-        """Write the code to `out`, of `coded_bytes`."""
+        """Write the coded positions to `out`, which has `coded_bytes`."""
         if self.kept == self.width:
             return
         if self._is_bitmap:
@@ -106,8 +105,8 @@ class PositionCoding(NamedTuple):
             out.view(self._index_type)[:] = columns
 
     def read(self, coded: Bytes) -> Positions:
-        """Read positions. CodecError for bytes that `write` does not make: too few or too many in a row, out of range,
-        out of order.
+        """Read positions. CodecError for bytes that `write` does not produce: too few or too many positions in a row,
+        out of range, out of order.
         """
         if self.kept == self.width:
             return np.arange(self.values)
@@ -144,13 +143,13 @@ class PositionCoding(NamedTuple):
 
     @property
     def _places(self) -> Positions:
-        """The binary places of a packed index, lowest first."""
+        """The bit shifts of a packed index, lowest first."""
         return np.arange((self.width - 1).bit_length())
 
     def _unpacked(self, coded: Bytes) -> Positions:
         bits = np.unpackbits(coded, bitorder="little")
         if bool(bits[self.values * self._places.size :].any()):
-            raise CodecError(f"cannot decode the indices of {self}: a bit behind the last one is set")
+            raise CodecError(f"cannot decode the indices of {self}: a bit after the last one is set")
         places = bits[: self.values * self._places.size].reshape(self.values, -1)
         return places.astype(np.int64) @ (1 << self._places)
 
@@ -170,15 +169,15 @@ def shortest(rows: int, width: int, kept: int) -> PositionCoding:
 
 
 def pack(positions: Positions, count: int) -> Bytes:
-    """Return a bitmap over `count` places, the first in the lowest bit."""
+    """Return a bitmap over `count` positions, the first in the lowest bit."""
     mask = np.zeros(count, np.bool_)
     mask[positions] = True
     return np.packbits(mask, bitorder="little")
 
 
 def unpack(bitmap: Bytes, count: int) -> Positions:
-    """Return the positions that are set in a bitmap. CodecError where one is set behind the last place."""
+    """Return the positions that are set in a bitmap. CodecError if a bit after the last position is set."""
     bits = np.unpackbits(bitmap, bitorder="little")
     if bool(bits[count:].any()):
-        raise CodecError(f"cannot decode a bitmap of {count} places: a bit behind the last one is set")
+        raise CodecError(f"cannot decode a bitmap of {count} positions: a bit after the last one is set")
     return np.flatnonzero(bits[:count].view(np.bool_))

@@ -1,8 +1,8 @@
-"""Top-k for gradients: the largest values of each chunk of a tensor in memory order, each with a few bits, and their
-positions in as many bits as a chunk needs. Perhaps only of a random sample of the tensor.
+"""Top-k for gradients: the largest values of each chunk of a tensor, in memory order, with a few bits per value and as
+few bits per position as a chunk allows. Optionally, only of a random sample of the tensor.
 
 A chunk's positions are a bitmap or packed indices, whichever is shorter: 12 bits each among 4,096 values. Kept values
-are quantised together, in the order of their positions; a subclass says how.
+are quantised together, in the order of their positions; a subclass defines how.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Chunks(NamedTuple):
 
 
 def chunks(size: int, chunk: int, share: float) -> tuple[_Chunks, ...]:
-    """Cut `size` values into chunks of `chunk`, 0 for all in one, the last one as long as is left; and say how many of
-    each are kept, a share of its length.
+    """Cut `size` values into chunks of `chunk` (0: a single one), of which the last may be shorter. Of each, a share is
+    kept.
     """
     length = min(chunk or size, size)
     whole, rest = divmod(size, length)
@@ -51,23 +51,24 @@ def chunks(size: int, chunk: int, share: float) -> tuple[_Chunks, ...]:
 
 
 class QuantisedTopK(BodyCodec):
-    """What the two have in common."""
+    """Common part of `ChunkTopK` and `Cocktail`."""
 
     def __init__(self, context: Context, *, share: float, chunk: int, every: int, width: int) -> None:
-        """Of a sample of the tensor, one of `every` so many neighbours, drawn from the message key, keep a `share` of
-        each `chunk`; `width` bits per kept value.
+        """Keep a `share` of each `chunk` of a sample of the tensor, with `width` bits per kept value.
+
+        The sample has one of every `every` neighbours, drawn from the message key.
         """
         self._context, self._share, self._chunk, self._every, self._width = context, share, chunk, every, width
         self._largest = LargestInRows()
         self._magnitudes: npt.NDArray[np.float32] = np.empty(0, np.float32)
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Return what the values' scales take, the packed codes, and the coded positions."""
+        """Return the fields of the scales, the packed codes and the coded positions."""
         kept, coded = self._sizes(shape)
         return self.scales(kept), Field(torch.uint8, bits.packed_bytes(kept, self._width)), Field(torch.uint8, coded)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
+        """Write the fields. CodecError names the message key if x holds NaN or infinity."""
         check_finite(x, key, "a sparsifier")
         scales, packed, coded = body
         sampled = x.view(-1).numpy()
@@ -77,9 +78,9 @@ class QuantisedTopK(BodyCodec):
             self._magnitudes = np.empty(sampled.size, np.float32)
         magnitudes, positions = np.abs(sampled, out=self._magnitudes), []
         for (start, coding), stop, out in self._parts(sampled.size, coded.numpy()):
-            found = self._largest.positions(magnitudes[start:stop].reshape(coding.rows, coding.width), coding.kept)
-            coding.write(found, out)
-            positions.append(start + found)
+            chosen = self._largest.positions(magnitudes[start:stop].reshape(coding.rows, coding.width), coding.kept)
+            coding.write(chosen, out)
+            positions.append(start + chosen)
         kept = torch.from_numpy(sampled[np.concatenate(positions)])
         bits.pack(self.quantise(kept, scales), self._width, packed)
 
@@ -99,7 +100,7 @@ class QuantisedTopK(BodyCodec):
 
     @abstractmethod
     def scales(self, kept: int) -> Field:
-        """Return the field of what is sent beside the codes of so many values."""
+        """Return the field of the scales for `kept` values."""
 
     @abstractmethod
     def quantise(self, kept: Tensor, scales: Tensor) -> Tensor:
@@ -107,10 +108,10 @@ class QuantisedTopK(BodyCodec):
 
     @abstractmethod
     def dequantise(self, codes: Tensor, scales: Tensor, key: MessageKey) -> Tensor:
-        """Return the values of codes. CodecError for scales or codes that `quantise` does not make."""
+        """Return the values of codes. CodecError for scales or codes that `quantise` does not produce."""
 
     def _places(self, size: int, key: MessageKey) -> Positions | None:
-        """Draw the sample, ascending; None where it is everything."""
+        """Draw the sample's positions, ascending; None if the sample is the whole tensor."""
         if self._every == 1:
             return None
         starts = np.arange(0, size, self._every)
@@ -123,7 +124,7 @@ class QuantisedTopK(BodyCodec):
         return sum(part.coding.values for part in parts), sum(part.coding.coded_bytes for part in parts)
 
     def _parts(self, sampled: int, coded: Bytes) -> Iterator[tuple[_Chunks, int, Bytes]]:
-        """Yield the chunks of the sample, where each ends, and the part of the coded positions that is theirs."""
+        """Yield the chunks of the sample, the end of each, and its part of the coded positions."""
         parts = chunks(sampled, self._chunk, self._share)
         ends = itertools.accumulate(part.coding.coded_bytes for part in parts)
         for part, end in zip(parts, ends, strict=True):
@@ -131,14 +132,14 @@ class QuantisedTopK(BodyCodec):
 
 
 class ChunkTopK(QuantisedTopK):
-    """The largest of each chunk, with 2 bits: the sign, and whether the magnitude is above the mean of those kept.
+    """The largest values of each chunk, with 2 bits: the sign, and whether the magnitude exceeds the kept ones' mean.
 
-    A tensor has four levels, the mean of the values with each code, which go over as fp32: so the sum of the kept
-    values is right. SparseLoCo's deployed code cuts 6 standard deviations into 4 bins instead, of which values far from
-    zero, as top-k's are, leave one empty.
+    A tensor has four levels, the means of the values with each code, sent as fp32, which preserves the sum of the kept
+    values. SparseLoCo's deployed code divides 6 standard deviations into 4 bins instead; values far from zero, such as
+    top-k's, leave one of them empty.
 
-    Law: a kept value comes out with its sign, and no larger than the tensor's largest. Bits per value: share * (2 + 12)
-    for chunks of 4,096. Remembers nothing; made to be used in `ef-decay`.
+    Law: a kept value keeps its sign, and its magnitude does not exceed the tensor's largest. Bits per value:
+    share * (2 + 12) for chunks of 4,096. Stateless; meant for use inside `ef-decay`.
     Source: SparseLoCo (Sarfi et al., arXiv 2508.15706); its deployed code: github.com/tplr-ai/templar.
     """
 
@@ -168,20 +169,20 @@ class ChunkTopK(QuantisedTopK):
         return torch.from_numpy(scales.numpy()[codes.numpy()])
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """Return how wrong a kept value may be: less than the largest there is."""
+        """Return the largest error of a kept value: less than the tensor's largest magnitude."""
         x = tensor.detach().to(torch.float32).abs()
         return x.amax() if x.numel() else x
 
 
 class Cocktail(QuantisedTopK):
-    """CocktailSGD's three in one: a random sample, of which the largest, each with a few bits.
+    """CocktailSGD's three methods in one: a random sample, its largest values, a few bits per value.
 
-    Both ends, and all workers with the same seed, draw the same sample from the message key: one of each ten
-    neighbours, where the published code draws a mask once and shifts it from step to step. Codes are symmetric about
-    zero, with a bf16 step for each 128 kept values: as many bits as the published fp16, and fp32's range.
+    Both ends, and all workers with the same seed, draw the same sample from the message key: one of every ten
+    neighbours. The published code draws a mask once and shifts it from step to step. Codes are symmetric about zero,
+    with a bf16 step per 128 kept values: as many bits as the published fp16, and fp32's range.
 
-    Law: kept values wrong by at most half a step, the others zero. Bits per value: (1 + share * (bits + 16/128)) /
-    every, with the bitmap of what is kept of the sample. Remembers nothing; made to be used in `ef`.
+    Law: the error of a kept value is at most half a step; the others are zero. Bits per value: (1 + share * (bits +
+    16/128)) / every, including the bitmap of the sample's kept values. Stateless; meant for use inside `ef`.
     Source: CocktailSGD, Wang et al., ICML 2023; its code's defaults: github.com/DS3Lab/CocktailSGD.
     """
 
@@ -203,7 +204,7 @@ class Cocktail(QuantisedTopK):
         x = of.split(kept)
         step = groups.scales(groups.largest_magnitude(x), self._reach)
         scales.copy_(step.view(-1))
-        # What follows cuts off the fraction, so that 1/2 makes it round.
+        # The conversion to codes truncates, so adding 1/2 rounds.
         codes = (x * step.to(torch.float32).reciprocal()).add_(self._reach + 0.5).clamp_(0, 2 * self._reach)
         return of.trim(groups.to_codes(codes))
 
@@ -216,6 +217,6 @@ class Cocktail(QuantisedTopK):
         return of.trim(values).contiguous()
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """Return how wrong a kept value may be: half the step of the largest there is."""
+        """Return the largest error of a kept value: half the step of the tensor's largest magnitude."""
         x = tensor.detach().to(torch.float32).abs()
         return x.amax() * ((0.5 + 2**-10) * (1 + 2**-7) / self._reach) if x.numel() else x

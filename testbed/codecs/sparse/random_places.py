@@ -1,6 +1,4 @@
-"""Sparsifiers whose places are drawn at random from the message key, by both ends alike, so that no positions are
-sent.
-"""
+"""Sparsifiers whose positions both ends draw at random from the message key, so that none are sent."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ _SCALES: dict[str, Callable[[float], float]] = {
 
 
 class _Keyed(Sparsifier):
-    """k values of each token, or k whole channels, at places that both ends draw from the message key."""
+    """k values of each token, or k whole channels, at positions that both ends draw from the message key."""
 
     purpose: ClassVar[str]
     laws: ClassVar[dict[str, str]]
-    """By `scale`, in the words of `row.Law`."""
+    """The `row.Law` for each `scale`."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class _Keyed(Sparsifier):
         return rows * kept_of(self._share, width)
 
     def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
-        """Choose by the order of 32-bit words, one for each value or channel: every choice of k is equally likely."""
+        """Choose the largest of random 32-bit words, one per value or channel: every choice of k is equally likely."""
         rows, width = rows_of(shape)
         kept = kept_of(self._share, width)
         lines = rows if self._per == "token" else 1
@@ -64,22 +62,22 @@ class _Keyed(Sparsifier):
         return self.choose(np.empty(0, np.float32), shape, key)
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """Scale. CodecError names the message key where a value overflows."""
+        """Scale. CodecError names the message key if a value overflows."""
         _, width = rows_of(shape)
         factor = np.float32(self._scale(kept_of(self._share, width) / width))
         with np.errstate(over="ignore"):
             kept *= factor
         if not bool(np.isfinite(kept).all()):
-            raise CodecError(f"cannot encode {key}: a kept value times {factor:g} is beyond fp32; use scale=none")
+            raise CodecError(f"cannot encode {key}: a kept value times {factor:g} overflows fp32; use scale=none")
         return super().adjust(kept, shape, key)
 
 
 class RandK(_Keyed):
-    """k random values of each token, times d/k: right in the mean over message keys. No positions are sent.
+    """k random values of each token, times d/k: unbiased over message keys. No positions are sent.
 
-    Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law:
-    unbiased, for scale=none kept values rounded and the others zero. Bits per value: share * 16. Remembers nothing.
-    With error feedback around it `scale` must be none: scaled up, the error that is fed back grows from step to step.
+    Each direction draws its own positions. bf16 values are rounded stochastically, so that rounding adds no bias. Law:
+    unbiased; for scale=none, kept values are rounded and the others zero. Bits per value: share * 16. Stateless.
+    Inside error feedback, `scale` must be none: otherwise the fed-back error grows from step to step.
     Source: rand-k as in Stich et al., NeurIPS 2018 (scaled as in Wangni et al., NeurIPS 2018).
     """
 
@@ -88,11 +86,11 @@ class RandK(_Keyed):
     laws: ClassVar[dict[str, str]] = {"inverse": "unbiased", "none": "support", "rms": "none"}
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """With scale=none: a whole step of bf16, because values are rounded up or down; nothing in fp32."""
+        """Return, for scale=none, a whole step of bf16, because values are rounded up or down; zero in fp32."""
         return 2 * super().kept_bound(tensor)
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """Scale; for bf16, round up with the probability of the part that is cut off."""
+        """Scale; for bf16, round up with a probability equal to the fraction cut off."""
         kept = super().adjust(kept, shape, key)
         if self._dtype is torch.bfloat16:
             words = noise.words(self._context, key, -(-kept.size // 2), "rand-k rounding")
@@ -103,12 +101,12 @@ class RandK(_Keyed):
 
 
 class KeyedMask(_Keyed):
-    """One random mask for both directions: k of d values of each token, drawn from the message key, whatever its
+    """One random mask for both directions: k of d values of each token, drawn from the message key without its
     direction.
 
-    The gradient that comes back is that of masking, so the mask is a part of the network that is drawn anew for each
-    micro-batch. scale: none; inverse, d/k; rms, (d/k)**0.5, which keeps the mean square. Law for scale=none: kept
-    values rounded, the others zero. Bits per value: share * 16; nothing is remembered and no positions are sent.
+    The gradient sent back is the exact gradient of masking, so the mask acts as a layer of the network that is redrawn
+    for each micro-batch. scale: none; inverse, d/k; rms, (d/k)**0.5, which preserves the mean square. Law for
+    scale=none: kept values are rounded, the others zero. Bits per value: share * 16. Stateless; no positions are sent.
     Source: random activation masks of 90 and 95 %, arXiv 2609.14339 (from a summary: how it scales is not known).
     """
 

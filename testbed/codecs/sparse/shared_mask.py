@@ -1,7 +1,7 @@
-"""One mask in both directions: the gradient is sent where the activations were, and no positions go back.
+"""One mask for both directions: the gradient is sent at the activations' positions, so no positions are sent back.
 
-The forward codec remembers each micro-batch's mask at either end; the backward codec at the same end is paired with it
-and looks it up. What comes back is exactly the gradient of masking, and the other elements' gradients are zero.
+The forward codec stores each micro-batch's mask at either end; the backward codec at the same end is paired with it and
+looks the mask up. The decoded gradient is exactly that of masking, with zeros for the other elements.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Kept(NamedTuple):
     step: int
     shape: Shape
     bitmap: InstanceOf[Tensor]
-    """uint8, a bit for each element."""
+    """uint8, one bit per element."""
 
 
 def _whole(kept: Kept) -> Kept:
     if kept.bitmap.dtype != torch.uint8 or kept.bitmap.numel() != -(-math.prod(kept.shape) // 8):
-        raise ValueError(f"no bitmap of a tensor of shape {kept.shape}")
+        raise ValueError(f"not a bitmap of a tensor of shape {kept.shape}")
     return kept._replace(bitmap=kept.bitmap.clone())
 
 
@@ -50,7 +50,7 @@ class _Remembers(WithPositions, Rows[MicrobatchKey, Kept]):
         Rows.__init__(self, dict[MicrobatchKey, Annotated[Kept, AfterValidator(_whole)]])
 
     def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
-        """Keep the mask."""
+        """Store the mask."""
         bitmap = torch.from_numpy(pack(positions, math.prod(shape)))
         self.rows[key.phase, key.microbatch] = Kept(key.step, shape, bitmap)
 
@@ -65,22 +65,22 @@ class _Remembers(WithPositions, Rows[MicrobatchKey, Kept]):
 
 
 class SharedTopK(_Remembers, TopK):
-    """Forward: top-k, whose mask the gradient uses as well. Bits per value and law are those of `TopK`.
+    """Forward: top-k, whose mask the gradient uses too. Bits per value and law are those of `TopK`.
 
-    Source: the re-used forward mask of Rudakov et al., arXiv 2401.07788, whose independent masks could diverge.
+    Source: the reused forward mask of Rudakov et al., arXiv 2401.07788, whose independent masks could diverge.
     """
 
     code = 41
 
 
 class Columns(_Remembers):
-    """Forward: the channels of the largest Euclidean norm over all tokens of the message, whole.
+    """Forward: whole channels, those with the largest Euclidean norm over all tokens of the message.
 
-    k of the d channels; the gradient keeps the same ones, so the weight gradients of those channels stay exact. Law:
-    kept values exact (fp32) or rounded (bf16), the others zero. Bits per value: 16 * share, and 1/(b n) for the bitmap
-    of the channels.
-    Source: structured sparsification, "Beyond Top-K" (MCDC workshop at ICLR 2025), from a re-implementation: the
-    paper's own rule of selection was not seen.
+    Keeps k of the d channels; the gradient keeps the same ones, so their weight gradients stay exact. Law: kept values
+    are exact (fp32) or rounded (bf16), the others zero. Bits per value: 16 * share, plus 1/(b n) for the bitmap of
+    channels.
+    Source: structured sparsification, "Beyond Top-K" (MCDC workshop at ICLR 2025), from a re-implementation: we have
+    not seen the paper's selection rule.
     """
 
     code = 44
@@ -102,7 +102,7 @@ class Columns(_Remembers):
         return every_row(self._largest.positions(squares[np.newaxis], self.coding(shape).kept), rows, width)
 
     def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
-        """Write the channels of the first row, which are those of all."""
+        """Write the channels of the first row; all rows keep the same ones."""
         coding = self.coding(shape)
         coding.write(positions[: coding.values], out)
 
@@ -112,17 +112,17 @@ class Columns(_Remembers):
 
 
 class ForwardMask(Sparsifier):
-    """Backward: the gradient's values at the places that its activations kept. Paired with the forward instance of the
-    same end.
+    """Backward: the gradient's values at the positions that its activations kept. Paired with the forward instance at
+    the same end.
 
-    It remembers nothing itself; a gradient whose activations did not pass, or of another shape, is a CodecError. Law:
-    values at the kept places rounded (bf16) or exact (fp32), the others zero. Bits per value: share * 16.
+    Stateless itself; a gradient of another shape, or one whose activations did not pass, is a CodecError. Law: values
+    at the kept positions are rounded (bf16) or exact (fp32), the others zero. Bits per value: share * 16.
     """
 
     code = 45
 
     def __init__(self, context: Context, *, share: float, values: ValueType = "bf16", **_: Any) -> None:
-        """Take the forward codec's parameters, of which only the type of the values matters here."""
+        """Accept the forward codec's parameters, of which only `values` has an effect here."""
         super().__init__(context, share=share, values=values)
         self._forward: tuple[_Remembers, ...] = ()
 
@@ -131,7 +131,7 @@ class ForwardMask(Sparsifier):
         self._forward = tuple(part for part in walk(forward) if isinstance(part, _Remembers))
         if not self._forward:
             raise SpecError(
-                f"a gradient cannot go by the mask of {type(forward).__name__}: the boundary's forward codec must be "
+                f"a gradient cannot use the mask of {type(forward).__name__}: the boundary's forward codec must be "
                 "the same, as it is in 'topk-shared(0.1)' or in 'fwd=topk-shared(0.1), bwd=ef(topk-shared(0.1))'"
             )
 
@@ -140,11 +140,11 @@ class ForwardMask(Sparsifier):
         return self._mask(shape, key)
 
     def count(self, shape: Shape) -> int:
-        """Count as many as the activations keep."""
+        """Return the number of values that the activations keep."""
         return self._sources[0].count(shape)
 
     def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
-        """Return the activations' positions: none were sent, both ends know them."""
+        """Return the activations' positions: both ends know them, so none were sent."""
         return self._mask(shape, key)
 
     @property

@@ -1,8 +1,8 @@
-"""Sparsifiers: some of a tensor's values are sent, the others are zero to the receiver. Here what they share, and
-top-k of values and of blocks.
+"""Sparsifiers send some of a tensor's values; the others are zero at the receiver. Their common part, and top-k of
+values and of blocks.
 
-They differ in which values they keep. Top-k takes the largest and sends their positions; `random_places` draws them at
-both ends from the message key; `shared_mask` uses one mask in both directions.
+They differ in which values they keep. Top-k keeps the largest and sends their positions; `random_places` draws them at
+both ends from the message key; `shared_mask` uses one mask for both directions.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _LARGEST_BF16 = np.float32(torch.finfo(torch.bfloat16).max)
 
 
 def within_range(kept: Floats, dtype: torch.dtype) -> Floats:
-    """Return a fresh array of values as they are to be rounded, in place: bf16's range ends before fp32's."""
+    """Clip values, in place, to the range of the type they will be rounded to: bf16's ends before fp32's."""
     return np.clip(kept, -_LARGEST_BF16, _LARGEST_BF16, out=kept) if dtype is torch.bfloat16 else kept
 
 
 class Sparsifier(BodyCodec):
-    """What sparsifiers share: they gather, write, read and scatter. A subclass says which positions.
+    """Common part of sparsifiers: gathers, writes, reads and scatters values. A subclass chooses the positions.
 
-    Kept values go over in the order of their positions, rounded to the nearest bf16 (relative error at most 2**-8) or
-    as they are; then the positions, where they are sent.
+    Kept values are sent in the order of their positions, rounded to the nearest bf16 (relative error at most 2**-8) or
+    as fp32; then the positions, if they are sent.
     """
 
     def __init__(self, context: Context, *, share: float, values: ValueType) -> None:
@@ -59,7 +59,7 @@ class Sparsifier(BodyCodec):
         return Field(self._dtype, self.count(shape)), Field(torch.uint8, self.positions_bytes(shape))
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
+        """Write the fields. CodecError names the message key if x holds NaN or infinity."""
         check_finite(x, key, "a sparsifier")
         values, coded = body
         flat: Floats = x.view(-1).numpy()
@@ -80,7 +80,7 @@ class Sparsifier(BodyCodec):
         return torch.from_numpy(out)
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """Return how wrong a kept value may be: half a step of bf16, the whole one where bf16 ends; nothing in fp32."""
+        """Return the largest error of a kept value: half a bf16 step, a whole one at its range's end; zero in fp32."""
         return tensor.detach().to(torch.float32).abs() * (2.0**-8 if self._dtype is torch.bfloat16 else 0.0)
 
     @abstractmethod
@@ -89,25 +89,25 @@ class Sparsifier(BodyCodec):
 
     @abstractmethod
     def count(self, shape: Shape) -> int:
-        """Return how many values are kept, before memory is set aside for them."""
+        """Return how many values are kept. It is called before memory for them is allocated."""
 
     def positions_bytes(self, shape: Shape) -> int:
         """Return how many bytes the positions take."""
         return 0
 
     def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
-        """Write the positions to `out`, of `positions_bytes`."""
+        """Write the positions to `out`, which has `positions_bytes`."""
 
     @abstractmethod
     def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
         """At the decoder: return the positions, checked."""
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """Return the kept values (a fresh array) as they are to be rounded."""
+        """Return the kept values, ready to be rounded. `kept` is a fresh array and may be changed in place."""
         return within_range(kept, self._dtype)
 
     def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
-        """Remember, at either end, that a message has passed. Most sparsifiers do not."""
+        """Act on a message that has passed, at either end. Most sparsifiers do nothing."""
 
 
 class WithPositions(Sparsifier):
@@ -119,7 +119,7 @@ class WithPositions(Sparsifier):
 
     @abstractmethod
     def coding(self, shape: Shape) -> PositionCoding:
-        """Return in which rows the values are chosen, how many of each, and how their positions are coded."""
+        """Return the rows in which values are chosen, the number kept in each, and how positions are coded."""
 
     def count(self, shape: Shape) -> int:
         """See `Sparsifier`."""
@@ -139,14 +139,13 @@ class WithPositions(Sparsifier):
 
 
 class TopK(WithPositions):
-    """The k largest magnitudes of each token (k = share * d), each sample, or the whole tensor; of equal ones the
-    first.
+    """The k largest magnitudes of each token (k = share * d), each sample, or the tensor; of equal ones, the first.
 
-    Law: kept values exact (fp32) or rounded (bf16), the others zero; no other choice of as many has a smaller squared
-    error.
-    Bits per value: share * 16, and 1 for the bitmap or share * w, indices of w = 8 bits among 256 values, 16 among
-    65,536, or 32.
-    Source: top-k of activations as in Rudakov et al., arXiv 2401.07788, theirs is `sample`; both ends remember nothing.
+    Law: kept values are exact (fp32) or rounded (bf16), the others zero; no other choice of k values has a smaller
+    squared error.
+    Bits per value: share * 16, plus 1 for a bitmap, or share * w for indices of w = 8 bits (up to 256 values), 16 (up
+    to 65,536) or 32.
+    Source: top-k of activations as in Rudakov et al., arXiv 2401.07788, who choose per `sample`. Stateless.
     """
 
     code = 40
@@ -183,16 +182,15 @@ class TopK(WithPositions):
 
 
 class BlockTopK(WithPositions):
-    """The blocks of the largest energy (sum of squares) of the whole tensor: `channels` neighbouring values of each of
-    `tokens` successive rows, all of them; of equal blocks the first.
+    """The blocks with the largest energy (sum of squares) in the tensor; of equal ones, the first.
 
-    A position is that of a block, so it costs little. Where blocks do not divide a row, or the rows, the last ones
-    reach back over values of the block before.
+    A block has `channels` neighbouring values of each of `tokens` successive rows. There is one position per block, so
+    positions cost little. If blocks do not divide a row, or the rows, the last ones overlap the blocks before them.
 
-    Law: kept values exact (fp32) or rounded (bf16), the others zero.
-    Bits per value: share * 16, and for each block a bit or, where that is shorter, for each kept one a packed index.
-    Source: after Block Top-k of OmniReduce (Fei et al., SIGCOMM 2021, not re-read), there of gradients; both ends
-    remember nothing.
+    Law: kept values are exact (fp32) or rounded (bf16), the others zero.
+    Bits per value: share * 16, plus a bit per block or, if that is shorter, a packed index per kept block.
+    Source: modelled on Block Top-k of OmniReduce (Fei et al., SIGCOMM 2021, not re-read), which is for gradients.
+    Stateless.
     """
 
     code = 54
@@ -204,7 +202,7 @@ class BlockTopK(WithPositions):
         self._channels, self._tokens = channels, tokens
 
     def coding(self, shape: Shape) -> PositionCoding:
-        """Code one row: the blocks, those of the first tokens first."""
+        """Code one row: the blocks, in order of tokens, then of channels."""
         blocks = math.prod(-(-length // step) for length, step in self._sides(shape))
         return shortest(1, blocks, kept_of(self._share, blocks))
 
@@ -221,7 +219,7 @@ class BlockTopK(WithPositions):
         return self._inside(self._largest.positions(energy.reshape(1, -1), self.coding(shape).kept), shape)
 
     def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
-        """Write the blocks, each known by its last value, which is its own even where it reaches back."""
+        """Write the blocks. A block's last value identifies it even if it overlaps the block before."""
         (_, tall), (width, wide) = self._sides(shape)
         last = positions.reshape(-1, tall * wide)[:, -1]
         self.coding(shape).write(last // width // tall * -(-width // wide) + last % width // wide, out)
@@ -231,7 +229,7 @@ class BlockTopK(WithPositions):
         return self._inside(super().read_positions(coded, shape, key), shape)
 
     def _sides(self, shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return of rows, then of channels, how many there are, and how many a block has."""
+        """Return, for rows and then for channels, how many the tensor has and how many a block has."""
         rows, width = rows_of(shape)
         return (rows, min(self._tokens, rows)), (width, min(self._channels, width))
 

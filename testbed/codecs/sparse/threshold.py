@@ -1,13 +1,12 @@
-"""ht: the values of at least a fixed magnitude, at most a stated share of them, so that a payload's length follows the
-values.
+"""ht: the values of at least a fixed magnitude, up to a maximum share, so a payload's length depends on the values.
 
-Where more values reach the threshold than may be sent, the largest are, which is top-k then: a spike of the gradient
-does not stall the link, and error feedback keeps the rest. A payload says how many values it has, so a threshold that
-changes during training, as gamma-FedHT's does, is the sender's matter alone.
+If more values reach the threshold than may be sent, the largest are sent, as in top-k: a spike of the gradient does not
+stall the link, and error feedback keeps the rest. A payload states its number of values, so only the sender needs to
+know a threshold that changes during training, such as gamma-FedHT's.
 
-Wire behind the common header: the number of kept values, u32; the values; their positions, as a bitmap or as indices,
-whichever is shorter; zeros, where all this has fewer bytes than a 1,024th of the tensor: a decoder then sets aside at
-most 1,024 times what it was sent.
+Wire, after the common header: the number of kept values, u32; the values; their positions, as a bitmap or as indices,
+whichever is shorter; zeros up to 1/1,024 of the tensor's bytes, so that a decoder allocates at most 1,024 times what it
+received.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _MOST = 1024
 
 
 class HardThreshold:
-    """The values x with |x| >= threshold; of more than `most` of a tensor, the largest.
+    """The values x with |x| >= threshold; if they exceed a share `most` of the tensor, the largest of them.
 
-    Law: no value that is not sent is larger than the threshold, or than the smallest of as many as may be sent; kept
-    values are rounded to bf16, or exact in fp32. Bits per value: at most those of topk(most, tensor). Remembers
-    nothing; inside `ef`, what is left of a message is below the threshold in each place.
+    Law: a value that is not sent is below the threshold or, if the maximum share is sent, at most the smallest sent
+    one; kept values are rounded to bf16, or exact in fp32. Bits per value: at most those of topk(most, tensor).
+    Stateless; inside `ef`, every element of a message's error is below the threshold.
     Source: Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021.
     """
 
@@ -44,12 +43,12 @@ class HardThreshold:
     law = "bounded"
 
     def __init__(self, context: Context, *, threshold: float, most: float = 0.25, values: ValueType = "bf16") -> None:
-        """Nothing in the context matters here: no number is drawn."""
+        """The context has no effect: no random numbers are drawn."""
         self._threshold, self._most, self._dtype = threshold, most, DTYPES[values]
         self._largest = LargestInRows()
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode as the contract says. CodecError names the message key where the tensor holds NaN or infinity."""
+        """See the contract. CodecError names the message key if the tensor holds NaN or infinity."""
         x = header.check_input(tensor)
         shape = tuple(x.shape)
         header.check_finite(x, key, "a sparsifier")
@@ -68,7 +67,7 @@ class HardThreshold:
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode as the contract says. CodecError for bytes that no encoder writes."""
+        """See the contract. CodecError for bytes that no encoder writes."""
         opened = header.open_payload(payload, self.code, lambda shape: self._body_bytes(shape, _kept(payload, shape)))
         check_written(not opened.visit, key, f"visit number {opened.visit} here")
         if not (size := opened.elements):
@@ -80,7 +79,7 @@ class HardThreshold:
         values = header.as_tensor(opened.body, self._dtype, kept, offset=first).to(torch.float32)
         rest = header.as_tensor(opened.body, torch.uint8, len(opened.body) - last, offset=last).numpy()
         sound = bool(values.isfinite().all()) and not rest[coding.coded_bytes :].any()
-        check_written(sound, key, "a kept value that is NaN or infinite, or anything behind the positions")
+        check_written(sound, key, "a kept value that is NaN or infinite, or bytes after the positions")
         out: Floats = np.zeros(size, np.float32)
         if kept:
             out[coding.read(rest[: coding.coded_bytes])] = values.numpy()
@@ -90,7 +89,7 @@ class HardThreshold:
         """Return the largest error of each value."""
         x = tensor.abs()
         most = kept_of(self._most, x.numel())
-        # Of values equal to the smallest that there is room for, some may have to stay.
+        # Of several values equal to the smallest kept one, some may not be sent.
         limit = max(self._threshold, float(x.flatten().kthvalue(x.numel() - most).values) if most < x.numel() else 0.0)
         return torch.where(x > limit, x * (2.0**-8 if self._dtype is torch.bfloat16 else 0.0), x)
 
@@ -102,7 +101,7 @@ class HardThreshold:
         return positions
 
     def _body_bytes(self, shape: Shape, kept: int) -> int:
-        """Return the length of a body of so many kept values; of more than there are, as if there were none."""
+        """Return the length of a body of `kept` values; 0 if the tensor does not have that many, or is empty."""
         size = math.prod(shape)
         if not size or kept > size:
             return 0
@@ -111,7 +110,7 @@ class HardThreshold:
 
 
 def _kept(payload: Payload, shape: Shape) -> int:
-    """Return how many values a payload says it has; 0 where it is too short to say so."""
+    """Return the number of values that a payload states; 0 if it is too short to state one."""
     start = header.header_bytes(len(shape))
     view = memoryview(payload).cast("B")
     return int(_COUNT.unpack_from(view, start)[0]) if len(view) >= start + _COUNT.size else 0

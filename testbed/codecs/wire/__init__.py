@@ -1,8 +1,8 @@
-"""What is a payload made of, and who checks it?
+"""What are the parts of a payload, and how are they checked?
 
-message  the encode and decode that codecs share: `BodyCodec`, a codec that shows only its fields and its maths
-header   what payloads begin with; checks of tensors that come in and of bytes that arrive
+message encode and decode common to codecs: `BodyCodec`, whose subclasses define only fields and maths
+header   the start of payloads; checks of input tensors and received bytes
 bits     codes of 1 to 8 bits, packed into bytes
 noise    random numbers keyed by seed, boundary, direction and message
-scratch  memory that a codec uses again for its next message
+scratch memory that a codec reuses for its next message
 """

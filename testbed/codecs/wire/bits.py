@@ -1,8 +1,8 @@
-"""Packing of small whole numbers: codes of 1 to 8 bits as bytes, no bit wasted but the last few of a plane.
+"""Packs small integers: codes of 1 to 8 bits as bytes, wasting only the last few bits of a part.
 
-A width is cut into powers of two from the low end (6 = 4 + 2, 3 = 2 + 1, 7 = 4 + 2 + 1), and each part is packed by
-itself. A part of w bits puts 8/w codes into a byte, and they come from far apart: byte i of n holds the codes i, i + n,
-i + 2n, ..., so that packing is a few shifts of long runs and never an operation on single bits.
+A width is split into powers of two from the low end (6 = 4 + 2, 3 = 2 + 1, 7 = 4 + 2 + 1), and each part is packed
+separately. A part of w bits puts 8/w codes that are far apart into a byte: byte i of n holds the codes i, i + n,
+i + 2n, ..., so packing is a few shifts of long runs and never an operation on single bits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from torch import Tensor
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Return the bytes of `count` codes of 0..8 bits: count * bits / 8, each power of two in the width rounded up to
-    whole bytes.
-    """
+    """Return the packed length of `count` codes of 0..8 bits: count * bits / 8, each part rounded up to whole bytes."""
     return sum(-(-count * width // 8) for width, _ in _parts(bits))
 
 
@@ -38,7 +36,7 @@ def pack(codes: Tensor, bits: int, out: Tensor) -> None:
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the `count` codes in the first `packed_bytes` bytes of `packed` as a new flat uint8 tensor. Any bytes are
-    codes.
+    valid.
     """
     codes = (torch.empty if bits else torch.zeros)(count, dtype=torch.uint8)
     start = 0
@@ -57,7 +55,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _parts(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield (width, distance from the low end), low end first."""
+    """Yield (width, shift) of each part of a code, lowest bits first."""
     shift = 0
     for width in (8, 4, 2, 1):
         if bits & width:

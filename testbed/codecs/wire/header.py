@@ -1,8 +1,7 @@
-"""What a payload begins with: the code of its body, a visit number, the shape. Written and checked here.
+"""The start of a payload: the code of its body, a visit number and the shape. Writes and checks it.
 
 Little-endian: code u8, number of axes u8, visit u8, a zero byte, each axis u32. The body follows; the shape decides its
-length. Wrappers have a header of their own, of 4 bytes (`wrap.frame`); both begin with a code, which no two codecs
-share.
+length. Wrappers have their own header of 4 bytes (`wrap.frame`); both start with a code that is unique to a codec.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Opened(NamedTuple):
 
 
 def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]) -> Opened:
-    """Check a payload against the code expected and the length that its shape asks for, setting no memory aside.
+    """Check a payload against the code expected and the length that its shape requires, without allocating memory.
 
     CodecError says what was found.
     """
@@ -102,18 +101,18 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
 
 
 def open_any(payload: Payload, code: int) -> Opened:
-    """Check a payload's header alone, where the length of its body follows from more than the shape."""
+    """Check only a payload's header, for bodies whose length depends on more than the shape."""
     size = memoryview(payload).nbytes
     return open_payload(payload, code, lambda shape: size - header_bytes(len(shape)))
 
 
 def as_tensor(body: memoryview, dtype: torch.dtype, count: int, *, offset: int = 0) -> Tensor:
-    """Return `count` values of an opened body as a flat tensor over the same memory, not to be written to."""
+    """Return `count` values as a flat tensor over the body's memory. Do not write to that of a received body."""
     return torch.frombuffer(body, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
 
 
 def check_input(tensor: Tensor) -> Tensor:
-    """Return the tensor apart from autograd. CodecError unless it is fp32 or bf16 on the CPU."""
+    """Return the tensor detached from autograd. CodecError unless it is fp32 or bf16 on the CPU."""
     if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
         raise CodecError(
             f"cannot encode a {tensor.dtype} tensor on {tensor.device}: a codec takes float32 or bfloat16 on the CPU"
@@ -122,10 +121,8 @@ def check_input(tensor: Tensor) -> Tensor:
 
 
 def check_finite(tensor: Tensor, key: MessageKey, what: str, doing: str = "encode") -> None:
-    """Raise a CodecError that names the message key, and `what` cannot carry it, where the tensor holds NaN or
-    infinity.
-    """
-    # The sum is one cheap pass; large values may overflow it, so only a sum that is not finite is looked into.
+    """Raise a CodecError that names the message key if the tensor holds NaN or infinity, which `what` cannot carry."""
+    # The sum is one cheap pass; large values may overflow it, so a sum that is not finite needs a closer look.
     if not math.isfinite(tensor.sum().item()) and not bool(torch.isfinite(tensor).all()):
         shape = tuple(tensor.shape)
         raise CodecError(
@@ -134,8 +131,8 @@ def check_finite(tensor: Tensor, key: MessageKey, what: str, doing: str = "encod
 
 
 def check_transformed(coefficients: Tensor, key: MessageKey) -> None:
-    """Raise a CodecError that names the message key where a coefficient is not finite, or so large that what it is
-    rounded to could not be transformed back.
+    """Raise a CodecError that names the message key if a coefficient is not finite, or too large to be transformed back
+    once it is rounded.
     """
     if coefficients.numel() and not (largest := float(torch.linalg.vector_norm(coefficients, math.inf))) <= 2.0**120:
         check_finite(coefficients, key, "a transform")

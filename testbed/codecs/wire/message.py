@@ -1,9 +1,8 @@
-"""The encode and decode that codecs share, so that a codec of its own shows only its maths and one statement of its
-size.
+"""Encode and decode common to codecs, so that a codec defines only its maths and one statement of its size.
 
-A `BodyCodec` says which fields its body holds for a shape, fills them, and makes values of them. Everything else is
-done here: the header, the input's type, empty tensors, the length of a payload, a visit number in a message of a codec
-that counts none. `testbed/codecs/dense/cast.py` is the shortest example.
+A `BodyCodec` states the fields of its body for a shape, fills them, and turns them into values. This module handles the
+rest: the header, the input's type, empty tensors, the length of a payload, and visit numbers.
+`testbed/codecs/dense/cast.py` is the shortest example.
 """
 
 from __future__ import annotations
@@ -24,48 +23,43 @@ Body: TypeAlias = tuple[Tensor, ...]
 
 
 class Field(NamedTuple):
-    """Numbers of one type that follow each other in a body. Packed bits are torch.uint8."""
+    """Consecutive numbers of one type in a body. Packed bits are torch.uint8."""
 
     dtype: torch.dtype
     length: int
 
 
 class BodyCodec(ABC):
-    """A codec whose payload is the common header and a body whose length follows from the tensor's shape alone."""
+    """A codec whose payload is the common header and a body whose length depends only on the tensor's shape."""
 
     code: int
-    """The first byte of a payload, which says whose body follows: 1 to 199, and no other codec's."""
+    """First byte of a payload, which identifies the codec: 1 to 199, unique."""
     counts_visits: ClassVar[bool] = False
-    """Whether the header's visit byte is written and read by what is around this codec. Otherwise it is 0, and must
-    be.
-    """
+    """Whether a wrapper writes and reads the header's visit byte. Otherwise it must be 0."""
 
     @abstractmethod
     def fields(self, shape: Shape) -> tuple[Field, ...]:
         """Return the body's fields, in order, for a shape without a zero: the codec's one statement of its size.
 
-        Types of more bytes go first, which keeps every field aligned.
+        Wider types come first, which keeps every field aligned.
         """
 
     @abstractmethod
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """Write x, which is fp32, contiguous, not empty and not to be changed, to the body's fields.
 
-        CodecError names the message key where the codec cannot carry x.
+        CodecError that names the message key if the codec cannot represent x.
         """
 
     @abstractmethod
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """Return what the fields hold, which are not to be changed: a new contiguous fp32 tensor of as many values as
-        the shape.
+        """Return the fields' values as a new contiguous fp32 tensor of the shape's size; the fields are read-only.
 
         CodecError for fields that `fill` does not write (see `check_written`).
         """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode as the contract says. CodecError for another type or device, a shape too large, or as `fill` raises
-        it.
-        """
+        """See the contract. CodecError for another type or device, a shape too large, or from `fill`."""
         tensor = header.check_input(tensor)
         shape = tuple(tensor.shape)
         fields = self._fields(shape)
@@ -76,7 +70,7 @@ class BodyCodec(ABC):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode as the contract says. CodecError for a wrong header, length or visit, or as `values` raises it."""
+        """See the contract. CodecError for a wrong header, length or visit, or from `values`."""
         opened = header.open_payload(payload, self.code, self._body_bytes)
         check_written(self.counts_visits or not opened.visit, key, f"visit number {opened.visit} here")
         if not (fields := self._fields(opened.shape)):
@@ -108,6 +102,6 @@ def _cut(memory: memoryview, fields: tuple[Field, ...]) -> Body:
 
 
 def check_written(sound: bool, key: MessageKey, what: str) -> None:
-    """Raise a CodecError that names the message key and `what` no encoder writes, unless the payload is `sound`."""
+    """Unless the payload is `sound`, raise a CodecError with the message key and `what` no encoder writes."""
     if not sound:
         raise CodecError(f"cannot decode {key}: no encoder writes {what}")

@@ -1,9 +1,8 @@
-"""Random numbers that depend on nothing but what they are for: SFC64, seeded with a hash of seed, place and message
-key.
+"""Random numbers that depend only on their purpose: SFC64, seeded with a hash of seed, boundary and message key.
 
 The raw stream of a bit generator is fixed by numpy's compatibility policy (NEP 19), unlike that of `Generator`'s
-methods, so the same key gives the same noise on every machine and in every version. Of numpy's generators SFC64 is the
-fastest, 0.46 of Philox's time a word, and the generator is the dearest part of stochastic rounding. SFC64:
+methods, so the same key gives the same noise on every machine and in every version. SFC64 is numpy's fastest generator,
+at 0.46 of Philox's time per word, and the generator is the most expensive part of stochastic rounding. SFC64:
 Doty-Humphrey, PractRand.
 """
 
@@ -18,7 +17,7 @@ from testbed import keyed
 from testbed.codecs.contract import Context, MessageKey
 
 _ALIKE = 2**20
-"""Numbers with the same lower bits. Another number here is other noise."""
+"""How many numbers share their lower bits. Changing it changes the noise."""
 _SEVEN_BITS = np.uint64(127)
 
 
@@ -41,12 +40,12 @@ def uniform(context: Context, key: MessageKey, count: int, purpose: str) -> Tens
 
 
 def fill(out: Tensor, context: Context, key: MessageKey, purpose: str, *, middle: float = 0.0) -> None:
-    """Fill a flat contiguous fp32 tensor with numbers `middle` + k / 65536, each k uniform of the odd -32767..32767.
+    """Fill a flat contiguous fp32 tensor with numbers `middle` + k / 65536, each k uniform over the odd -32767..32767.
 
-    So they lie within 1/2 of the middle and their mean is the middle exactly: a value to which one is added, rounded to
-    the nearest, is rounded up with the right probability to within 2**-16. The upper 8 bits of k are each number's own;
-    the lower ones are drawn once for _ALIKE numbers, because the draw is the dearest part: each number's law is the
-    same, and what two have in common is below 2**-8.
+    They lie within 1/2 of the middle, and their mean is exactly the middle: a value plus such a number, rounded to
+    nearest, is rounded up with the right probability to within 2**-16. The upper 8 bits of k are drawn for each number;
+    the lower ones once for _ALIKE numbers, because drawing is the most expensive part. The distribution of each number
+    is unaffected, and what two numbers share is below 2**-8.
     """
     stream = _stream(context, key, purpose)
     for part in torch.split(out, _ALIKE):

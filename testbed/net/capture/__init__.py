@@ -1,8 +1,8 @@
-"""What passed over a link? Packets at the ends of links, kept in a file that Wireshark opens and matched afterwards.
+"""Captures packets at the ends of links into a file for Wireshark, and matches them afterwards.
 
-capture.py  start a capture and end it
-__main__.py the program that captures: a process of its own, so that it takes no time from the probe
+capture.py starts and ends a capture
+__main__.py the capturing program: a separate process, so that it does not slow the probe
 ring.py     the packets of one device, from the kernel
 pcapng.py   the format of the file
-transits.py match packets from end to end, offline; the only user of scapy
+transits.py matches packets from end to end, offline; the only user of scapy
 """

@@ -1,4 +1,4 @@
-"""The capturing program: it says when packets are being kept, and how many it kept at the end of its input.
+"""The capturing program: reports when the capture is running and, at the end of its input, the packet counts.
 
 Started by `testbed.net.capture.capture`.
 """
@@ -20,12 +20,12 @@ from testbed.net.capture.ring import KEPT_BYTES, PacketRing
 from testbed.net.kernel.namespace import enter
 from testbed.process import Parent
 
-_LAST_BLOCK_S = 0.1  # more than the kernel takes to hand over a block that is not full
+_LAST_BLOCK_S = 0.1  # exceeds the kernel's delay in passing on a partial block
 _SIOCGIFHWADDR, _ARPHRD_NONE = 0x8927, 0xFFFE
 
 
 def _open(point: Mapping[str, Any]) -> tuple[PacketRing, int]:
-    """Begin to capture at a `CapturePoint`; return its ring and the type of its packets."""
+    """Start to capture at a `CapturePoint`; returns its ring and its link type."""
     enter(point["namespace_fd"])
     try:
         return PacketRing(point["device"]), _link_type(point["device"])

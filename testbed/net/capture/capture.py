@@ -1,6 +1,6 @@
 """Capture the packets at the ends of links in one pcapng file: one interface per end, nanoseconds, first bytes only.
 
-What could not be kept is counted, in the file and in `Capture.story`.
+Lost packets are counted, in the file and in `Capture.story`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Capture(Closing):
     """A running capture, started from the main thread; a context manager that ends it."""
 
     story: str
-    """What it kept and lost, in words, once it has ended."""
+    """Summary of captured and lost packets, once it has ended."""
 
     def __init__(self, path: Path, points: Sequence[CapturePoint]) -> None:
-        """Start it, and return when packets are being kept.
+        """Start it, and return once it captures packets.
 
         LabError when it cannot capture; SpecError for a file that cannot be written.
         """
@@ -52,7 +52,7 @@ class Capture(Closing):
         self._process.answer()
 
     def close(self) -> None:
-        """Keep what has been seen so far, and end."""
+        """Save the packets seen so far, and end."""
         try:
             counts = self._process.last_answer(_PATIENCE_S)
             self.story = (

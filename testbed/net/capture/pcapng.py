@@ -28,20 +28,20 @@ class PcapngWriter:
     """A capture file that grows block by block."""
 
     def __init__(self, file: BinaryIO, application: str) -> None:
-        """Begin the section; `application` is who wrote it."""
+        """Start the section; `application` is the writer's name."""
         self._file, self._interfaces = file, 0
         options = _option(_APPLICATION, application.encode()) + _option(_END, b"")
         file.write(_block(_SECTION, struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1) + options))
 
     def interface(self, name: str, link_type: int, most_bytes: int) -> int:
-        """Describe one more interface, of which `most_bytes` of each packet are kept; return its number."""
+        """Add an interface that captures `most_bytes` of each packet; returns its number."""
         options = _option(_NAME, name.encode()) + _option(_RESOLUTION, _NANOSECONDS) + _option(_END, b"")
         self._file.write(_block(_INTERFACE, struct.pack("<HHI", link_type, 0, most_bytes) + options))
         self._interfaces += 1
         return self._interfaces - 1
 
     def packet(self, interface: int, at_ns: int, content: bytes, length: int, direction: int) -> None:
-        """Append a packet of `length` bytes that begins with `content`, seen at `at_ns` of CLOCK_REALTIME."""
+        """Append a packet of `length` bytes that starts with `content`, captured at `at_ns` of CLOCK_REALTIME."""
         padded = content + bytes(-len(content) % 4)
         total = 28 + len(padded) + 12 + 4
         self._file.write(
@@ -52,7 +52,7 @@ class PcapngWriter:
         )
 
     def statistics(self, interface: int, at_ns: int, received: int, dropped: int) -> None:
-        """Append the number of packets that the interface's capture saw, and of those that it could not keep."""
+        """Append the numbers of packets that the interface's capture received and dropped."""
         options = (
             _option(_RECEIVED, struct.pack("<Q", received))
             + _option(_DROPPED, struct.pack("<Q", dropped))

@@ -1,6 +1,6 @@
 """Read the packets of a device as the kernel saw them, from a ring in shared memory (AF_PACKET, TPACKET_V3, packet(7)).
 
-Packets come in blocks, stamped by the kernel, so reading keeps up where one system call per packet would not.
+Packets arrive in blocks with kernel time stamps, which avoids a system call per packet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ctypes import addressof, c_char
 from typing import NamedTuple
 
 KEPT_BYTES = 128
-"""The bytes kept of each packet: all headers, and the start of what it carries."""
+"""Captured bytes per packet: all headers, and the start of the payload."""
 _SOL_PACKET = 263
 _RX_RING, _STATISTICS, _VERSION = 5, 6, 10
 _TPACKET_V3 = 2
@@ -26,7 +26,7 @@ _TO_USER = 1
 _BLOCK = struct.Struct("=8xIIII")  # status, packets, offset to the first, length
 # next, seconds, nanoseconds, kept, length, status, offset of the packet, of its network header
 _FRAME = struct.Struct("=IIIIII H H")
-_ADDRESS_AT = 48  # a sockaddr_ll stands behind the frame's header, its packet type at 10
+_ADDRESS_AT = 48  # a sockaddr_ll follows the frame's header, with its packet type at 10
 _OUTGOING = 4
 
 
@@ -45,10 +45,10 @@ class PacketRing:
     """A capture of one device of the calling thread's namespace, from now on; a context manager."""
 
     def __init__(self, device: str) -> None:
-        """Begin to capture. OSError when the kernel refuses."""
+        """Start to capture. OSError when the kernel refuses."""
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
-            # A filter of one instruction: keep the first bytes of every packet.
+            # A one-instruction filter that keeps the first bytes of every packet.
             program = bytearray(struct.pack("=HBBI", _RETURN, 0, 0, KEPT_BYTES))
             buffer = (c_char * len(program)).from_buffer(program)
             attached = struct.pack("@HP", 1, addressof(buffer))
@@ -64,10 +64,10 @@ class PacketRing:
             raise
         self._next = 0
         self.seen = self.lost = 0
-        """Packets that passed, and those among them for which the ring had no room; after `count`."""
+        """Numbers of all packets, and of those lost for lack of room in the ring; updated by `count`."""
 
     def fileno(self) -> int:
-        """Readable when a block is full, or a moment after its first packet."""
+        """Return a descriptor that becomes readable when a block is full, or shortly after its first packet."""
         return self._socket.fileno()
 
     def ready_packets(self) -> Iterator[CapturedPacket]:
@@ -85,13 +85,13 @@ class PacketRing:
                 outgoing = memory[place + _ADDRESS_AT + 10] == _OUTGOING
                 yield CapturedPacket(seconds * 1_000_000_000 + nanoseconds, content, length, outgoing)
                 place += following
-            struct.pack_into("=I", memory, base + 8, 0)  # the kernel's again
+            struct.pack_into("=I", memory, base + 8, 0)  # returns the block to the kernel
             self._next = (self._next + 1) % _BLOCKS
 
     def count(self) -> None:
         """Bring `seen` and `lost` up to date."""
         seen, lost, _ = struct.unpack("=3I", self._socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
-        self.seen += seen  # the kernel counts from the last time it was asked
+        self.seen += seen  # the kernel resets its counts on each read
         self.lost += lost
 
     def close(self) -> None:

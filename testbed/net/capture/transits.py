@@ -1,4 +1,4 @@
-"""Tell from a capture how packets crossed its links: match those seen at both ends. Offline, with scapy."""
+"""Analyse the transit of packets in a capture by matching both ends of a link. Offline, with scapy."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Transit(NamedTuple):
     name: str
     """`node-0 up`"""
     sent: int
-    """Packets seen leaving the one end."""
+    """Packets captured at the sending end."""
     arrived: int
-    """Packets among them that were seen at the other, without copies."""
+    """Those also captured at the receiving end, without copies."""
     transit_ms: tuple[float, float, float]
     """1st, 50th and 99th percentile of the time from end to end."""
 
 
 def _key(content: bytes) -> bytes | None:
-    """Return the bytes that stay the same from end to end and differ from packet to packet; None: not IPv4."""
+    """Return the bytes that identify a packet at both ends; None: not IPv4."""
     if len(content) < 20 or content[0] >> 4 != 4:
         return None
     masked = bytearray(content)
@@ -38,7 +38,7 @@ def _key(content: bytes) -> bytes | None:
 
 
 def _read_packets(path: Path) -> dict[str, dict[bytes, int]]:
-    """Return when every IPv4 packet was first seen, by the interface's name."""
+    """Return the first capture time of every IPv4 packet, by interface name."""
     seen: dict[str, dict[bytes, int]] = {}
     with RawPcapNgReader(str(path)) as reader:
         for content, about in reader:
@@ -51,9 +51,9 @@ def _read_packets(path: Path) -> dict[str, dict[bytes, int]]:
 
 
 def transits(path: Path) -> list[Transit]:
-    """Match the packets of every link whose two ends are in the file: `up` from the near end to the far, then `down`.
+    """Match the packets of every link with both ends in the file: `up` from the near end to the far end, then `down`.
 
-    Where links share their far end, a packet belongs to the link at whose near end it was seen.
+    If links share a far end, a packet belongs to the link at whose near end it was captured.
     """
     seen = _read_packets(path)
     far_names = [name for name in seen if " far " in name]
@@ -69,7 +69,7 @@ def transits(path: Path) -> list[Transit]:
         up = [at_far[key] - at_near[key] for key in both if key in gone_up]
         down = [at_near[key] - at_far[key] for key in both if key not in gone_up]
         links.append(_transit(f"{link} up", len(gone_up), up))
-        if len(far_names) == len(seen) - len(far_names):  # what left a shared end may have gone down another link
+        if len(far_names) == len(seen) - len(far_names):  # packets from a shared end may have used another link
             links.append(_transit(f"{link} down", len(at_far) - len(up), down))
     return links
 

@@ -1,10 +1,10 @@
-"""Is a link what it claims to be? Measure it, compute what an exact link would show, and pass or fail it.
+"""Checks a link against its profile: measures it, computes an exact link's readings, and passes or fails it.
 
-certify.py  measure all links of a lab, judge them, and watch the host meanwhile
-effort.py   what the probe does on a link, in the quick and in the full form
+certify.py measures and judges all links of a lab, and monitors the host
+effort.py   the probe's plan for a link, in the quick and in the full form
 judge.py    readings against the profile: echoes and TCP; trains.py: UDP
-verdict.py  pass or fail one comparison, and name the host where it is at fault
+verdict.py passes or fails one comparison, and names the host if it is at fault
 expect.py   the arithmetic of an exact link and of chance
-On the virtual clock the player does it: testbed/play/certify.py.
-accuracy.py the grid of links that shows how true the emulation is
+On the virtual clock the player certifies links: testbed/player/certify_links.py.
+accuracy.py a grid of links that shows the accuracy of the emulation
 """

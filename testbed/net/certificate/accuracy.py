@@ -1,8 +1,6 @@
-"""Find how true the links are: build a grid of rates, delays and losses as labs of one link each, and certify them in
-full.
+"""Determine the accuracy of links: build a grid of rates, delays and losses as one-link labs, and certify them in full.
 
-A point's verdict is its certificate's, in the quantities that the grid is about. Results of two engines can be
-compared.
+A point's verdict is that of its certificate, in the quantities of the grid. Results of two engines can be compared.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from testbed.spec import Engine
 
 MESSAGE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 QUANTITIES = ("rtt", "goodput", "message", "queue")
-"""The quantities that a point without loss is judged by."""
+"""Quantities that decide the verdict on a point without loss."""
 LOSS_QUANTITIES = ("loss", "burst")
-"""The quantities that a point with loss is judged by: there the transport decides the times."""
+"""Quantities that decide the verdict on a point with loss, where the transport determines times."""
 AGREEMENT = 0.02
-"""Two engines may lie this far apart, as a share of the larger number ..."""
+"""Maximum difference between two engines, as a share of the larger value ..."""
 AGREEMENT_MS = 0.3
-"""... or, for a time, this far: a certificate allows it in any case."""
+"""... or, for a time, in absolute terms: certificates always allow this much."""
 
 _MBIT, _MS = 1_000_000, 1_000_000
 _RATES, _NETEM_RATE = (10 * _MBIT, 80 * _MBIT, 300 * _MBIT), 1000 * _MBIT
@@ -44,11 +42,11 @@ _LEAST_BUFFER_NS = 50 * _MS
 
 
 class GridPoint(Frozen):
-    """One link of the grid, the same both ways."""
+    """One symmetric link of the grid."""
 
     rate_bps: int
     delay_ns: int
-    """One way."""
+    """One-way delay."""
     loss: Loss | None
     busy: bool
     """Whether every processor also runs a program that never sleeps."""
@@ -63,8 +61,8 @@ class GridPoint(Frozen):
     def profile(self) -> LinkProfile:
         """Describe the link.
 
-        Its transport makes no message wait: no slow start after idle, and a buffer that takes a window at a stroke.
-        (bbr needs less, but halts for 200 ms once in ten seconds, and paces by what it once took the rate to be.)
+        Its transport delays no message: no slow start after idle, and a buffer that holds a whole window. (bbr needs
+        less, but pauses for 200 ms every ten seconds, and paces at an outdated estimate of the rate.)
         """
         buffer_ns = max(4 * self.delay_ns, _LEAST_BUFFER_NS)  # two round trips
         buffer_bytes = self.rate_bps * buffer_ns // 8_000_000_000
@@ -82,16 +80,16 @@ class GridPoint(Frozen):
         )
 
     def seconds(self) -> float:
-        """Return the time that the point takes if it passes at once, roughly; twice that if not.
+        """Return the approximate time of the point if it passes at once; twice that otherwise.
 
-        Ten messages of each size decide.
+        Ten messages of each size dominate.
         """
         messages = sum(size * 8 / self.rate_bps + self.delay_ns / 1e9 for size in MESSAGE_BYTES)
         return 25 + 12 * messages
 
 
 class PointResult(Frozen):
-    """The certificate of one point, or why there is none."""
+    """The certificate of one point, or the reason for a missing one."""
 
     point: GridPoint
     certificate: Certificate | None
@@ -99,7 +97,7 @@ class PointResult(Frozen):
     """The reason for a missing certificate; empty otherwise."""
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """Return the measurements that the point is judged by."""
+        """Return the measurements that decide the verdict on the point."""
         wanted = LOSS_QUANTITIES if self.point.loss else QUANTITIES
         return tuple(m for m in self.certificate.measurements if m.quantity in wanted) if self.certificate else ()
 
@@ -110,22 +108,24 @@ class PointResult(Frozen):
 
 
 class Accuracy(Frozen):
-    """One engine's results on one machine: what `bench links -o` writes."""
+    """One engine's results on one machine, as written by `bench links -o`."""
 
     engine: Engine
     engine_reason: str
     machine: dict[str, Any]
-    """The machine when the first point began, as in a run's environment.json."""
+    """The machine at the start of the first point, as in a run's environment.json."""
     results: tuple[PointResult, ...]
 
     def ordered(self) -> tuple[PointResult, ...]:
-        """Return the results in the grid's order, whatever the order in which they were measured."""
+        """Return the results in the grid's order, regardless of the order of measurement."""
         place = {point: number for number, point in enumerate(grid(self.engine, busy=True))}
         return tuple(sorted(self.results, key=lambda result: place.get(result.point, len(place))))
 
 
 def grid(engine: Engine, *, quick: bool = False, busy: bool = False) -> tuple[GridPoint, ...]:
-    """List the points; with `busy`, each once more on busy processors. Only netem gets rates beyond Python's."""
+    """List the points; with `busy`, each once more on busy processors. Rates too high for the relay, which is Python,
+    are for netem only.
+    """
     pairs: Sequence[tuple[int, int]] = _QUICK
     if not quick:
         rates = (*_RATES, _NETEM_RATE) if engine == "netem" else _RATES
@@ -150,7 +150,9 @@ def _busy_processors() -> Iterator[None]:
 
 
 def measure_point(point: GridPoint, engine: Engine, engine_reason: str) -> PointResult:
-    """Build the point's link and certify it, from the main thread. An error becomes the result: a long grid goes on."""
+    """Build the point's link and certify it, from the main thread. An error becomes the result, so that a long grid
+    continues.
+    """
     spec = LabSpec(topology="star", profiles=(point.profile(),), nodes=1, engine=engine, engine_reason=engine_reason)
     with ExitStack() as stack:
         try:
@@ -175,20 +177,19 @@ class Agreement(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Their distance as a share of the larger one."""
+        """Their difference as a share of the larger one."""
         return abs(self.first - self.second) / max(abs(self.first), abs(self.second), 1e-12)
 
     @property
     def holds(self) -> bool:
-        """Whether they lie within AGREEMENT or, for a time, within AGREEMENT_MS."""
+        """Whether they agree within AGREEMENT or, for a time, within AGREEMENT_MS."""
         return self.share <= AGREEMENT or (self.unit == "ms" and abs(self.first - self.second) <= AGREEMENT_MS)
 
 
 def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
-    """Compare every time and rate of the links that both have certified; not losses, which are samples of a random
-    process.
+    """Compare all times and rates of links that both engines have certified, but not losses, which are random samples.
 
-    A link that failed is wrong by itself, as its own row says, and nothing is learned by comparing it.
+    Failed links are excluded: their own rows report the failure.
     """
     theirs = {result.point: _readings(result) for result in second.results if result.passed}
     return tuple(
@@ -202,7 +203,7 @@ def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
 
 
 def _readings(result: PointResult) -> Mapping[tuple[str, str, str], tuple[str, float]]:
-    return {  # a message's detail says what was asked, its size; others' how long a stream was
+    return {  # details: a message's size; for others, the length of a stream
         (m.direction, m.quantity, m.detail if m.quantity == "message" else ""): (m.unit, m.measured)
         for m in result.measurements()
         if m.measured is not None and m.quantity in QUANTITIES

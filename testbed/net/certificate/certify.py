@@ -1,6 +1,6 @@
-"""Certify a lab: measure all of its links at once and compare what they show with what was asked for.
+"""Certify a lab: measure all of its links concurrently and compare the readings with their profiles.
 
-A program of its own measures (`testbed.net.probe`) and judge.py compares; this starts the one and asks the other.
+A separate program measures (`testbed.net.probe`) and judge.py compares; this module runs both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.net.certificate.effort import Form, follow_s, limit_s, plan
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import Fitness, Lateness
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.plan import Link
+from testbed.net.lab_plan import Link
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
 from testbed.net.relay.client import Relay, lateness_mean, lateness_percentile
@@ -39,7 +39,7 @@ def _probe(jobs: Sequence[ProbeJob], patience_s: float) -> list[Readings]:
 
 
 class Watch:
-    """The host's counters, from now on."""
+    """Reads the host's load and lateness since its creation."""
 
     def __init__(self, relay: Relay | None) -> None:
         self._relay = relay
@@ -50,7 +50,7 @@ class Watch:
         return self._relay.counters()["process"]["lateness"] if self._relay else []
 
     def _since(self) -> tuple[float, float, Lateness | None]:
-        """Return the shares of processor time that were stolen and that were used, and how late the relay was."""
+        """Return the shares of stolen and of used processor time, and the relay's lateness."""
         now, before = read_processors()["cpu"], self._processors
         total = max(1, now.total - before.total)
         idle = now.idle + now.waiting - before.idle - before.waiting
@@ -58,14 +58,14 @@ class Watch:
         return (now.stolen - before.stolen) / total, 1 - idle / total, relay
 
     def fitness(self, readings: Sequence[Readings]) -> Fitness:
-        """Tell what the host did while the links were measured."""
+        """Return the host's behaviour during the measurement."""
         stolen, busy, relay = self._since()
         probe = _lateness([sum(counts) for counts in zip(*(r.timer for r in readings if r.timer), strict=True)])
         return Fitness(relay=relay, probe=probe, stolen=stolen, busy=busy)
 
     def during(self, sampler: Sequence[int], *, real_time: bool) -> DuringRecord:
-        """Tell what the host did while a run lasted. `sampler`: its sleeps by how late they ended, as the relay counts
-        packets; they stand for the kernel's timers where no relay carries the links.
+        """Return the host's behaviour during a run. `sampler`: histogram of the lateness of its sleeps, in the relay's
+        buckets; it represents the kernel's timers where no relay carries the links.
         """
         stolen, busy, late = self._since()
         if self._relay is None:
@@ -81,7 +81,7 @@ class Watch:
 
 
 def _lateness(counts: Sequence[int]) -> Lateness | None:
-    """Read a histogram by powers of two of microseconds; None where nothing was counted."""
+    """Summarise a histogram by powers of two of microseconds; None if it is empty."""
     p99_us, worst_us = lateness_percentile(counts, 0.99), lateness_percentile(counts, 1.0)
     if p99_us is None or worst_us is None:
         return None
@@ -99,12 +99,12 @@ def certify(
     hold: Callable[[], None] | None = None,
     capture: Path | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure all links at the same time, from the main thread. LabError when the probe itself cannot be run.
+    """Measure all links concurrently, from the main thread. LabError when the probe cannot run.
 
-    `message_bytes` are the sizes that the run will send. `relay`, where one carries the links, is asked how late it
-    was. The links hold still; in the full form those that vary are then measured once more while they do, from
-    `play()`, which returns its CLOCK_MONOTONIC ns, to `hold()`. `capture` is a file for the packets at both ends of
-    every link. A quantity that could not be measured is a failed Measurement, not an error.
+    `message_bytes` are the sizes that the run will send. `relay`, if one carries the links, reports its lateness. Links
+    are constant; in the full form varying ones are then measured again while they vary, from `play()`, which returns
+    its CLOCK_MONOTONIC ns, to `hold()`. `capture` is a file for the packets at both ends of every link. A quantity that
+    could not be measured becomes a failed Measurement, not an error.
     """
     engine: Engine = "relay" if relay else "netem"
     jobs = [plan(link, namespaces, form, message_bytes, engine) for link in links]
@@ -116,7 +116,7 @@ def certify(
         varying = [
             replace(job, follow_s=follow_s(link.profile))
             for link, job in zip(links, jobs, strict=True)
-            if link.profile.varies
+            if any(pipe.scheduled for pipe in link.profile.pipes)
         ]
         if form == "full" and varying and play and hold:
             started_ns = play()
@@ -136,7 +136,7 @@ def certify(
 
 
 def _ends(links: Sequence[Link], namespaces: Mapping[str, Namespace]) -> list[CapturePoint]:
-    """Name the places to capture at, each once: links may share an end."""
+    """Return the capture points without duplicates, since links may share an end."""
     points: dict[tuple[int, str], CapturePoint] = {}
     for link in links:
         for side, end in (("near", link.near), ("far", link.far)):

@@ -1,4 +1,4 @@
-"""Plan how much a certificate spends on a link: what the probe does there, in the quick and in the full form. Pure."""
+"""Plan a certificate's measurements of a link, in the quick and in the full form. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from testbed.directions import LinkDirection
 from testbed.net.certificate.expect import outgrown, packets_for_a_tenth
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.plan import Link
+from testbed.net.lab_plan import Link
 from testbed.net.probe.job import ECHO_BYTES, SMALL_BYTES, DirectionShape, ProbeJob
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.link_profile import TCP_HEADER_BYTES
@@ -20,22 +20,22 @@ Form = Literal["quick", "full"]
 
 
 class FormEffort(NamedTuple):
-    """What a form of certificate spends."""
+    """The time budget of a form of certificate."""
 
     echoes: int
     echo_s: float
-    """The time within which echoes are sent; there are fewer of them where they must lie far apart."""
+    """Time for sending echoes; wide spacing reduces their number."""
     repeats: int
     idle_s: float
     light_s: tuple[float, float]
-    """The least, and the most for links that lose packets."""
+    """Minimum time, and maximum for links that lose packets."""
     spaced_s: float
     rate_s: float
     bulk_s: float
     longest_message_s: float
-    """A message that takes longer on a link is cut down to this."""
+    """Messages are shortened to take at most this long on a link."""
     limit_s: float
-    """The probe is given up after this, and a surcharge for long delays."""
+    """Time limit of the probe, plus a surcharge for long delays."""
 
 
 _FORMS: dict[Form, FormEffort] = {
@@ -66,7 +66,7 @@ _FORMS: dict[Form, FormEffort] = {
 }
 _FEWEST_ECHOES = 8
 _WARM_UP_S, _WARM_UP_ROUNDS = 3.0, 20
-_LOSSY_WARM_UP_S = 0.3  # where packets are lost, waiting opens no window, and message times are information
+_LOSSY_WARM_UP_S = 0.3  # under loss a longer warm-up opens no window, and message times are informative only
 _LIGHT_PPS, _LIGHT_LOAD = 10_000, 0.3
 _FOLLOW_S = 20.0
 
@@ -74,7 +74,7 @@ _FOLLOW_S = 20.0
 def _light_pps(pipe: Pipe, profile: LinkProfile, engine: Engine) -> float:
     packet_bits = (SMALL_BYTES + profile.overhead_bytes) * 8
     light_pps = min(_LIGHT_PPS, _LIGHT_LOAD * pipe.rate_bps / packet_bits)
-    if engine == "netem":  # whose limit counts packets of any size, those under way too
+    if engine == "netem":  # its limit counts packets of any size, including those in flight
         held = (pipe.rate_bps * pipe.delay_ns / 8e9 + pipe.buffer_bytes) / profile.mtu
         light_pps = min(light_pps, _LIGHT_LOAD * held / ((pipe.delay_ns + pipe.jitter_ns) / 1e9 + 0.002))
     return max(light_pps, 20.0)
@@ -95,8 +95,8 @@ def _shape(pipe: Pipe | None, profile: LinkProfile, engine: Engine) -> Direction
 
 
 def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
-    """Return the rate that TCP reaches: with loss and a control that backs off, no more than sqrt(3/2p) packets per
-    round trip (Mathis et al., 1997).
+    """Return the rate that TCP reaches: with loss and a loss-based control, at most sqrt(3/2p) packets per round trip
+    (Mathis et al., 1997).
     """
     round_trip_s = profile.round_trip_ns / 1e9
     if not pipe.mean_loss or profile.congestion_control == "bbr" or not round_trip_s:
@@ -121,7 +121,7 @@ def _sizes(
 
 
 def _light_s(profile: LinkProfile, engine: Engine, effort: FormEffort) -> float:
-    """Return the time that shows the loss, and the length of its bursts, to a tenth, within what the form spends."""
+    """Return the time to measure the loss and its burst length to within 10 %, within the form's budget."""
     least, most = effort.light_s
     wanted = [packets_for_a_tenth(p.loss) / _light_pps(p, profile, engine) for p in profile.pipes if p.loss]
     return min(most, max([least, *wanted]))
@@ -134,14 +134,14 @@ def plan(
     message_bytes: Sequence[int],
     engine: Engine = "relay",
 ) -> ProbeJob:
-    """Decide what the probe does on one link."""
+    """Plan the probe's work on one link."""
     effort, profile = _FORMS[form], link.profile
     pipes, round_trip_s = profile.pipes, profile.round_trip_ns / 1e9
     slowest_bps = min((pipe.rate_bps for pipe in pipes), default=10**9)
-    # Far enough apart that neither jitter nor the wire lets one echo wait for another.
+    # Far enough apart that neither jitter nor the wire delays one echo behind another.
     spacing_s = max(0.005, 4 * 8 * ECHO_BYTES / slowest_bps, 2.2e-9 * sum(pipe.jitter_ns for pipe in pipes))
     idle_s = effort.idle_s
-    if profile.slow_start_after_idle:  # which begins after one retransmission timeout: a round trip and 200 ms
+    if profile.slow_start_after_idle:  # starts after one retransmission timeout: a round trip and 200 ms
         idle_s = max(idle_s, 0.3 + 1.5 * round_trip_s)
     losing = any(pipe.loss or outgrown(profile, pipe) for pipe in pipes)
     return ProbeJob(
@@ -169,7 +169,7 @@ def plan(
 
 
 def follow_s(profile: LinkProfile) -> float:
-    """Return the time for which a varying link is followed: one of its periods, within a bound."""
+    """Return the time for measuring a varying link: one period, within a bound."""
     periods = []
     for pipe in profile.pipes:
         if pipe.trace:
@@ -181,7 +181,7 @@ def follow_s(profile: LinkProfile) -> float:
 
 
 def limit_s(jobs: Sequence[ProbeJob], form: Form) -> float:
-    """Return the time that the probe may take: links take turns where CPUs are few, and long delays take long."""
+    """Return the probe's time limit, which allows for turns on few CPUs and for long delays."""
     return _FORMS[form].limit_s + len(jobs) * max(
         (60e-9 * job.round_trip_ns + 3 * job.follow_s for job in jobs), default=0.0
     )

@@ -1,4 +1,4 @@
-"""Compute what an exact link would show and how far chance may carry a count from it: arithmetic on a profile."""
+"""Compute the readings of an exact link and their chance deviations: arithmetic on a profile."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ import math
 from testbed.profiles import Bernoulli, GilbertElliott, LinkProfile, Pipe
 
 DEVIATIONS = 3.3
-"""Standard deviations that a sampled quantity may be off: one good link in a thousand is refused."""
+"""Tolerance of sampled quantities in standard deviations: rejects one good link in a thousand."""
 
 
 def serialisation_ns(pipe: Pipe | None, counted_bytes: float) -> float:
-    """Return the time on the wire of `counted_bytes` of the profile's layer; 0 unshaped."""
+    """Return the wire time of `counted_bytes` of the profile's layer; 0 if unshaped."""
     return counted_bytes * 8e9 / pipe.rate_bps if pipe else 0.0
 
 
 def delay_ms(profile: LinkProfile, pipe: Pipe, packet_bytes: int) -> float:
-    """Return the mean one-way time of an IP packet on an idle link; jitter is as often above as below."""
+    """Return the mean one-way time of an IP packet on an idle link; jitter averages out. With a queue behind netem, any
+    packet arrives as late as a full one (`queue_plan`).
+    """
+    if pipe.queue is not None:
+        packet_bytes = profile.mtu
     return (pipe.delay_ns + serialisation_ns(pipe, packet_bytes + profile.overhead_bytes)) / 1e6
 
 
 def rtt_ms(profile: LinkProfile, packet_bytes: int) -> float:
-    """Return the round trip on an idle link of an IP packet that is answered by one of its size."""
+    """Return the round trip on an idle link of an IP packet and a reply of its size."""
     return sum(delay_ms(profile, pipe, packet_bytes) for pipe in profile.pipes)
 
 
 def message_ms(profile: LinkProfile, pipe: Pipe, size: int, packet_payload_bytes: int) -> float:
-    """Return the time from first byte sent to last byte read, where no congestion window makes the sender wait."""
+    """Return the time from the first byte sent to the last byte read, without limits by the congestion window."""
     packets = -(-size // packet_payload_bytes)
     headers = profile.mtu - packet_payload_bytes + profile.overhead_bytes
-    return (serialisation_ns(pipe, size + packets * headers) + pipe.delay_ns) / 1e6
+    less = packets * packet_payload_bytes - size if pipe.queue is not None else 0  # than full is the last packet
+    return (serialisation_ns(pipe, size + packets * headers + less) + pipe.delay_ns) / 1e6
 
 
 def goodput_bps(profile: LinkProfile, pipe: Pipe, packet_payload_bytes: int) -> float:
@@ -38,15 +43,17 @@ def goodput_bps(profile: LinkProfile, pipe: Pipe, packet_payload_bytes: int) -> 
 
 
 def outgrown(profile: LinkProfile, pipe: Pipe) -> bool:
-    """Tell whether a congestion control that backs off at losses must keep more under way than the buffer takes at
-    once: then the control, not the link, decides how long a message takes.
+    """Return whether a loss-based congestion control must keep more in flight than the buffer holds: then the control,
+    not the link, determines message times.
     """
     product_bytes = pipe.rate_bps * profile.round_trip_ns / 8e9
     return profile.congestion_control != "bbr" and pipe.buffer_bytes < product_bytes
 
 
 def wilson_interval(count: int, samples: float, deviations: float = DEVIATIONS) -> tuple[float, float]:
-    """Return the lowest and the highest share that explain `count` of `samples` within `deviations` (Wilson, 1927)."""
+    """Return the lowest and the highest share compatible with `count` of `samples` within `deviations` (Wilson,
+    1927).
+    """
     share, square = count / samples, deviations**2 / samples
     centre = (share + square / 2) / (1 + square)
     half = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
@@ -54,8 +61,7 @@ def wilson_interval(count: int, samples: float, deviations: float = DEVIATIONS) 
 
 
 def inflation(loss: Bernoulli | GilbertElliott | None) -> float:
-    """Return the variance of a count of losses over that of a binomial one of the same mean: bursts make neighbours
-    alike.
+    """Return the variance of a loss count relative to a binomial one of the same mean: bursts correlate neighbours.
 
     For Gilbert and Elliott's chain the covariance of packets k apart is bad * good * (b - g)^2 * (1 - enter - leave)^k.
     """
@@ -71,17 +77,17 @@ def inflation(loss: Bernoulli | GilbertElliott | None) -> float:
 
 
 def share_deviation(share: float, samples: int, *, inflated: float = 1.0) -> float:
-    """Return how far the share of a counted event may lie from its probability; a count may be off by one event."""
+    """Return the tolerance of a counted share around its probability; a count may be off by one event."""
     return DEVIATIONS * math.sqrt(share * (1 - share) * inflated / samples) + 1 / samples
 
 
 def burst_deviation(mean_burst: float, bursts: int) -> float:
-    """Return how far the mean of `bursts` lengths may lie from `mean_burst`; the lengths are close to geometric."""
+    """Return the tolerance of the mean of `bursts` lengths around `mean_burst`; lengths are nearly geometric."""
     return DEVIATIONS * mean_burst * math.sqrt(max(0.0, 1 - 1 / mean_burst)) / math.sqrt(bursts)
 
 
 def packets_for_a_tenth(loss: Bernoulli | GilbertElliott) -> float:
-    """Return the number of packets that shows the loss, and the length of its bursts, to a tenth (two standard
+    """Return the number of packets that determines the loss and its burst length to within 10 % (two standard
     deviations).
     """
     for_mean = 400 * (1 - loss.mean) * inflation(loss) / loss.mean
@@ -91,9 +97,9 @@ def packets_for_a_tenth(loss: Bernoulli | GilbertElliott) -> float:
 
 
 def spread(values_ns: list[int]) -> float:
-    """Half the width of the uniform distribution that would deviate as much from its median: the jitter, in ns.
+    """Return half the width of the uniform distribution with the same deviation from its median: the jitter, in ns.
 
-    Twice the mean deviation of the nearest 95 %: what a busy host does to the rest is not the link's.
+    It is twice the mean deviation of the nearest 95 %, which excludes effects of a busy host.
     """
     ordered = sorted(values_ns)
     middle = ordered[len(ordered) // 2]
@@ -102,10 +108,10 @@ def spread(values_ns: list[int]) -> float:
 
 
 def spread_deviation(jitter_ns: float, samples: int) -> float:
-    """Return how far `spread` of `samples` draws may lie from the jitter: deviations are uniform between 0 and it."""
+    """Return the tolerance of `spread` over `samples` draws: deviations are uniform between 0 and the jitter."""
     return DEVIATIONS * jitter_ns / math.sqrt(3 * samples)
 
 
 def middle_deviation(jitter_ns: float, samples: int) -> float:
-    """Return how far the median of `samples` uniform draws within +-`jitter_ns` may lie from their middle."""
+    """Return the tolerance of the median of `samples` uniform draws within +-`jitter_ns`."""
     return DEVIATIONS * jitter_ns / math.sqrt(samples)

@@ -1,4 +1,4 @@
-"""Compare what the probe read of one link with what its profile asks for: pure functions from readings to measurements.
+"""Compare the probe's readings of one link with its profile: pure functions from readings to measurements.
 
 Echoes and TCP are compared here, UDP trains in trains.py; expect.py holds the arithmetic, verdict.py passes or fails a
 comparison.
@@ -19,12 +19,12 @@ from testbed.records import Measurement
 
 _MESSAGE_TOLERANCE = 0.03
 _MESSAGE_TOLERANCE_MS = 0.5
-"""After a pause sender, relay and receiver must each be woken before they work: 0.2 to 0.35 ms in a virtual machine."""
+"""After a pause, sender, relay and receiver must each wake up, which takes 0.2 to 0.35 ms in a virtual machine."""
 _GOODPUT_TOLERANCE = 0.01
 
 
 def judge_still(profile: LinkProfile, readings: Readings, fitness: Fitness) -> Iterator[Measurement]:
-    """Judge a link that held still while it was measured."""
+    """Judge a link that was constant during the measurement."""
     return (comparison.judged(readings, fitness) for comparison in _comparisons(profile, readings))
 
 
@@ -32,7 +32,7 @@ def judge_varying(profile: LinkProfile, readings: Readings, fitness: Fitness, st
     """Judge a link that was played from `started_ns`, CLOCK_MONOTONIC."""
     for way in LINK_DIRECTIONS:
         pipe = profile.pipe(way)
-        if pipe is not None and pipe.varies:
+        if pipe is not None and pipe.scheduled:
             yield schedule(profile, readings, way, pipe, started_ns).judged(readings, fitness)
 
 
@@ -50,7 +50,7 @@ def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
     faults = []
     if "echo" not in readings.faults:
         if not readings.full_packet_passed:
-            faults.append(f"an unfragmented packet of the MTU, {profile.mtu} bytes, was not answered")
+            faults.append(f"no reply to an unfragmented packet of the MTU, {profile.mtu} bytes")
         if not readings.bigger_packet_refused:
             faults.append(f"a packet of {profile.mtu + 1} bytes was not refused")
     missing = readings.echoes - len(readings.rtt_ns)
@@ -89,15 +89,15 @@ def _stream(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: 
 
 
 def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:
-    """Say why TCP's time is not the link's alone; None where it is. Acknowledgements use the other pipe."""
+    """Return why TCP's time is not determined by the link alone; None if it is. Acknowledgements use the other pipe."""
     if any(pipe.loss for pipe in profile.pipes):
         return "retransmission"
     if any(pipe.reorder or pipe.jitter_reorders for pipe in profile.pipes):
-        return "what TCP makes of reordered packets"
+        return "TCP's response to reordered packets"
     if any(pipe.duplicate for pipe in profile.pipes):
-        return "what TCP makes of copies"
+        return "TCP's response to copies"
     if expect.outgrown(profile, pipe):
-        return f"what {profile.congestion_control} makes of a buffer smaller than rate times round trip"
+        return f"the response of {profile.congestion_control} to a buffer below rate times round trip"
     return None
 
 
@@ -107,14 +107,14 @@ def _message(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
     jitter_ms, excuses = 0.0, []
     if pipe is not None:
         expected = expect.message_ms(profile, pipe, size, readings.packet_payload_bytes)
-        # Jitter holds the first packets up, and with them the wire; the rest follows at the rate.
+        # Jitter delays the first packets, and with them the wire; the rest follows at the rate.
         jitter_ms = 2 * pipe.jitter_ns / 1e6
         reason = _left_to_tcp(profile, pipe)
         if reason is None and profile.slow_start_after_idle and profile.congestion_control != "bbr":
             reason = "slow start after idle"
         if reason is None:
             tolerance = max(_MESSAGE_TOLERANCE_MS, _MESSAGE_TOLERANCE * expected) + jitter_ms
-        # Both directions' delays count: acknowledgements free the window.
+        # Both directions' delays count, because acknowledgements free the window.
         needed = pipe.rate_bps * profile.round_trip_ns / 8e9
         if (window := readings.window_bytes.get(way, 0)) < needed:
             excuses.append(f"the congestion window stayed at {window} bytes, the link needs {needed:.0f}")
@@ -155,4 +155,4 @@ def _goodput(profile: LinkProfile, readings: Readings, pipe: Pipe | None, bulk: 
 def _remark(pipe: Pipe | None, reason: str | None) -> str:
     if pipe is None:
         return "unshaped"
-    return f"information: {reason} is part of the link that was asked for" if reason else ""
+    return f"information: {reason} is part of the profile" if reason else ""

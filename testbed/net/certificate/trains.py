@@ -1,5 +1,5 @@
-"""Compare trains of UDP packets with what a profile asks for: delay, jitter, loss, order and copies of small packets;
-rate, queue and what a varying link carries under overload. Pure.
+"""Compare trains of UDP packets with a profile: delay, jitter, loss, order and copies of small packets; rate, queue and
+throughput of a varying link under overload. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.profiles.timeline import timeline
 from testbed.units import format_rate
 
 DELAY_TOLERANCE_MS, DELAY_TOLERANCE = 0.3, 0.01
-"""How far a delay may be off: the larger of both, the second as a share."""
+"""Tolerance of a delay: the larger of both, the second as a share."""
 _RATE_TOLERANCE = 0.01
 _QUEUE_TOLERANCE = 0.1
 _BURST_TOLERANCE = 0.1
@@ -26,7 +26,7 @@ _FEWEST_BURSTS = 10
 
 
 def _train(trains: list[PacketTrain], way: LinkDirection) -> PacketTrain:
-    """Return what arrived in one direction; an empty train where nothing did."""
+    """Return the train that arrived in one direction; an empty one if nothing arrived."""
     return next((train for train in trains if train.way == way and train.arrived), PacketTrain(way=way))
 
 
@@ -34,7 +34,7 @@ def _train(trains: list[PacketTrain], way: LinkDirection) -> PacketTrain:
 def small_packets(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe) -> Iterator[Comparison]:
     """Compare one direction's delay, jitter, loss, bursts of loss, order and copies."""
     train = _train(readings.light, way)
-    # Where there is jitter, only a train that it cannot push together shows each packet's own delay.
+    # With jitter, only a train too sparse to bunch shows each packet's own delay.
     transit_ns = _undisturbed_ns(pipe, _train(readings.spaced, way) if pipe.jitter_ns else train)
     yield _delay(profile, way, pipe, train.packet_bytes, transit_ns)
     yield _jitter(way, pipe, transit_ns)
@@ -46,7 +46,7 @@ def small_packets(profile: LinkProfile, readings: Readings, way: LinkDirection, 
 
 
 def _undisturbed_ns(pipe: Pipe, train: PacketTrain) -> list[int]:
-    """Transit times of packets that did not wait for each other and did not jump the queue."""
+    """Return the transit times of packets that neither waited for each other nor jumped the queue."""
     least_ns = (pipe.delay_ns - pipe.jitter_ns) / 2
     return [transit for transit in train.transit_ns if transit >= least_ns] if pipe.reorder else train.transit_ns
 
@@ -88,16 +88,16 @@ def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain) -> Comparison:
     share, remarks, tolerance = None, "", 0.0
     if sent:
         share, inflated = train.lost / sent, expect.inflation(pipe.loss)
-        independent = max(1.0, sent / inflated)  # so many packets say as much where each is lost by itself
+        independent = max(1.0, sent / inflated)  # equivalent number of packets under independent loss
         low, high = expect.wilson_interval(round(share * independent), independent)
         if loss or train.lost:
             remarks = f"{train.lost} of {sent} lost: between {low:.5f} and {high:.5f}"
-        if loss:  # a packet that is doubled must be lost twice, at most
+        if loss:  # a doubled packet must be lost at most twice
             tolerance = expect.share_deviation(loss, sent, inflated=inflated) + loss * pipe.duplicate
     return Comparison(
         quantity="loss",
         direction=way,
-        detail="UDP, offered slower than the rate",
+        detail="UDP, offered below the rate",
         expected=loss,
         measured=share,
         tolerance=tolerance,
@@ -126,8 +126,8 @@ def _burst(way: LinkDirection, loss: GilbertElliott, train: PacketTrain) -> Comp
 
 
 def _overtaking(pipe: Pipe, train: PacketTrain) -> float | None:
-    """Return the share of packets that must overtake others; None where the profile does not determine it."""
-    # With nothing to overtake, a packet that is all alone on the link arrives in order whatever it skips.
+    """Return the expected share of overtaking packets; None if the profile does not determine it."""
+    # A packet alone on the link has nothing to overtake, and arrives in order.
     gap_ns = train.offer_ns / train.sent if train.sent else 0.0
     alone = pipe.reorder and pipe.delay_ns < 3_000_000 + 3 * gap_ns
     return None if pipe.jitter_reorders or alone else pipe.reorder
@@ -137,7 +137,7 @@ def _share(
     quantity: Literal["reordered", "duplicated"], expected: float | None, count: int, train: PacketTrain, loss: float
 ) -> Comparison:
     sent, tolerance = train.sent, None
-    if expected is not None:  # some of them were lost as well
+    if expected is not None:  # lost packets may have been among them
         tolerance = expect.share_deviation(expected, sent) + expected * loss if expected and sent else 0.0
     return Comparison(
         quantity=quantity,
@@ -148,7 +148,7 @@ def _share(
         tolerance=tolerance,
         chance=tolerance or 0.0,
         samples=sent,
-        remark="information: how many is not part of what was asked for" if expected is None else "",
+        remark="information: the profile does not specify their number" if expected is None else "",
     )
 
 
@@ -157,7 +157,8 @@ def overload(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
     """Compare one direction's rate and queue."""
     train = _train(readings.overload, way)
     yield _rate(profile, pipe, train)
-    yield _queue(profile, pipe, train)
+    if pipe.queue in (None, "fifo"):  # the others drop before they are full
+        yield _queue(profile, pipe, train)
 
 
 def _packet_bits(profile: LinkProfile, packet_bytes: int) -> int:
@@ -170,7 +171,7 @@ def _rate(profile: LinkProfile, pipe: Pipe, train: PacketTrain) -> Comparison:
     if train.span_ns:
         bits = _packet_bits(profile, train.packet_bytes)
         measured = train.counted * bits * 1e9 / train.span_ns
-        # Behind the wire jitter moves the first and the last packet, and nothing else.
+        # Jitter after the wire moves only the first and the last packet.
         if pipe.jitter_reorders:
             chance = 2 * pipe.jitter_ns / train.span_ns * pipe.rate_bps
             tolerance += chance
@@ -179,7 +180,7 @@ def _rate(profile: LinkProfile, pipe: Pipe, train: PacketTrain) -> Comparison:
     return Comparison(
         quantity="rate",
         direction=train.way,
-        detail="UDP, offered faster than the rate",
+        detail="UDP, offered above the rate",
         expected=float(pipe.rate_bps),
         measured=measured,
         tolerance=tolerance,
@@ -190,16 +191,16 @@ def _rate(profile: LinkProfile, pipe: Pipe, train: PacketTrain) -> Comparison:
 
 
 def _queue(profile: LinkProfile, pipe: Pipe, train: PacketTrain) -> Comparison:
-    """Compare the longest wait of a packet: the time that it takes under overload, less the time on an idle link."""
+    """Compare the longest wait of a packet: its time under overload minus its time on an idle link."""
     transit_ns, expected = train.transit_ns, pipe.buffer_ns / 1e6
     measured, packet_ms, faults = None, 0.0, []
     if len(transit_ns) > 1:
         packet_ms = expect.serialisation_ns(pipe, train.packet_bytes + profile.overhead_bytes) / 1e6
-        # Jitter behind the wire leaves the middle as it is; else the longest wait counts, but for rare ones.
+        # Jitter after the wire does not change the median; otherwise the longest wait counts, except for rare ones.
         longest = median(transit_ns) if pipe.jitter_reorders else quantiles(transit_ns, n=20, method="inclusive")[-1]
         measured = max(0.0, longest / 1e6 - expect.delay_ms(profile, pipe, train.packet_bytes))
         if not train.lost:
-            faults.append("nothing was dropped, though more was offered than the link carries")
+            faults.append("nothing was dropped, although the offered load exceeded the rate")
     return Comparison(
         quantity="queue",
         direction=train.way,
@@ -215,7 +216,7 @@ def _queue(profile: LinkProfile, pipe: Pipe, train: PacketTrain) -> Comparison:
 
 
 def schedule(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe, started_ns: int) -> Comparison:
-    """Compare what came out of one direction while it was played from `started_ns` with what its timeline holds."""
+    """Compare the throughput of one direction, played from `started_ns`, with its timeline."""
     train = _train(readings.followed, way)
     expected = _timeline_bytes(pipe, train, started_ns) if train.span_ns else None
     return Comparison(
@@ -230,9 +231,9 @@ def schedule(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
 
 
 def _timeline_bytes(pipe: Pipe, train: PacketTrain, started_ns: int) -> float:
-    """Return what the wire carries while the packets arrive, a delay earlier.
+    """Return the bytes that the wire carries while the packets arrive, one delay earlier.
 
-    Neither side counts copies and what jumps the queue.
+    Neither side counts copies and packets that jump the queue.
     """
     shape, since = timeline(pipe), (train.end_ns - train.span_ns - started_ns, train.end_ns - started_ns)
     begin, end = (max(0, at - shape.at(max(0, at)).delay_ns) for at in since)

@@ -1,8 +1,7 @@
-"""Turn a number and its ideal into a measurement with reasons; where it is off, say whether the host kept up meanwhile.
+"""Turn a value and its ideal into a measurement with reasons; for a deviation, state whether the host kept up.
 
-The verdict here is that of a link without a step: whether it is exact as far as the probe can tell. `metrics.bound`
-judges a deviation by what it does to a step instead. A host that does not keep up shows it in late packets, late sleeps
-and stolen CPU time.
+The verdict here ignores steps: whether the link is exact within the probe's accuracy. `metrics.bound` judges a
+deviation by its effect on a step. A host that does not keep up shows late packets, late sleeps and stolen CPU time.
 """
 
 from __future__ import annotations
@@ -36,35 +35,35 @@ _MEASURED_AS: Mapping[Quantity, tuple[str, Phase]] = {
     "queue": ("ms", "datagrams"),
     "schedule": ("bytes", "datagrams"),
 }
-"""The unit of a quantity, and the phase that measures it: its fault is the reason when there is no number."""
+"""The unit of a quantity, and the phase that measures it, whose fault explains a missing value."""
 
 
 class Lateness(NamedTuple):
-    """How late something was that had a time to keep."""
+    """Lateness of timed events."""
 
     p99_ms: float
     worst_ms: float
     """Rounded up to a power of two of microseconds."""
     samples: int
     mean_ms: float = 0.0
-    """Each rounded up in the same way."""
+    """Mean, each value rounded up in the same way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitness:
-    """What the host did while the links were measured."""
+    """The host's behaviour during the measurement."""
 
     relay: Lateness | None
-    """How late packets left the relay; None where none carries the links."""
+    """Lateness of packets leaving the relay; None without a relay."""
     probe: Lateness | None
-    """How late the probe's own sleeps ended."""
+    """Lateness of the probe's own sleeps."""
     stolen: float
     """Share of all CPU time that the hypervisor took."""
     busy: float
-    """Share of all CPU time that something used, we or others."""
+    """Share of all CPU time in use, by the testbed or others."""
 
     def explanations(self) -> tuple[str, ...]:
-        """Say what the host may have done to a number out of tolerance; empty when it kept up."""
+        """Return effects of the host that may explain a deviation; empty when it kept up."""
         reasons = []
         for who, lateness in (("relay", self.relay), ("probe", self.probe)):
             if lateness is None:
@@ -72,14 +71,14 @@ class Fitness:
             if lateness.p99_ms > LATENESS_TOLERANCE_MS:
                 reasons.append(f"{CONTENTION}: the {who} was {lateness.p99_ms:.2f} ms late (p99)")
             elif lateness.worst_ms > LATENESS_TOLERANCE_MS:
-                reasons.append(f"perhaps {CONTENTION}: the {who} was up to {lateness.worst_ms:.1f} ms late, if seldom")
+                reasons.append(f"perhaps {CONTENTION}: the {who} was rarely up to {lateness.worst_ms:.1f} ms late")
         if self.stolen > _STOLEN_TOLERANCE:
             reasons.append(f"perhaps {CONTENTION}: the hypervisor took {self.stolen:.1%} of the CPU time")
         return tuple(reasons)
 
     def measurements(self, story: str = "") -> Iterator[Measurement]:
-        """Report the host itself. A late relay fails, because it is the link; the probe's own lateness is information,
-        and `story` is told beside it.
+        """Report on the host itself. A late relay fails, because it is the link; the probe's own lateness is
+        information, reported with `story`.
         """
         if self.relay:
             late = self.relay.p99_ms > LATENESS_TOLERANCE_MS
@@ -116,7 +115,7 @@ class Fitness:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What was read of one quantity beside what an exact link would show. It has no verdict yet."""
+    """The reading of one quantity and the ideal of an exact link, without a verdict yet."""
 
     quantity: Quantity
     direction: EitherOrBoth
@@ -125,17 +124,17 @@ class Comparison:
     measured: float | None = None
     tolerance: float | None = None
     chance: float = 0.0
-    """The part of the tolerance that chance explains, see `Measurement.chance`."""
+    """The part of the tolerance due to chance, see `Measurement.chance`."""
     samples: int = 0
     faults: tuple[str, ...] = ()
-    """Reasons to fail whatever the number is."""
+    """Reasons to fail regardless of the value."""
     remark: str = ""
-    """Told in either case."""
+    """Reported in either case."""
     excuses: tuple[str, ...] = ()
-    """What may explain a number out of tolerance."""
+    """Possible explanations for a value out of tolerance."""
 
     def judged(self, readings: Readings, fitness: Fitness) -> Measurement:
-        """Pass or fail it. `readings` are those that it was drawn from; `fitness` tells whose fault a slow link is."""
+        """Pass or fail it. `readings` are its source; `fitness` attributes a slow link to the host or the link."""
         unit, phase = _MEASURED_AS[self.quantity]
         faults = self.faults
         broken = bool(faults) or self.measured is None

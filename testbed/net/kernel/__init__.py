@@ -1,9 +1,10 @@
-"""How the lab asks the Linux kernel for something, and reads back what it holds.
+"""Sends the lab's requests to the Linux kernel, and reads back the result.
 
-namespace.py    makes network namespaces that end with this process, and enters them
+namespace.py    creates network namespaces that end with this process, and enters them
 netlink.py      configures one namespace: devices, addresses, routes, neighbours, qdiscs
-rtnetlink.py    has the bytes of those requests and answers; messages.py what all netlink messages share
-netem_plan.py   plans what sch_netem is asked for; netem.py asks it, reads back and compares
+rtnetlink.py    encodes those requests and decodes responses; messages.py has the format of all netlink messages
+netem_plan.py   plans the parameters of sch_netem; netem.py sets them, reads back and compares
+queue_plan.py   plans a rate and a queue behind netem, where a link needs them; shaping.py applies either, and counts
 sysctl.py       sets a namespace's parameters; offloads.py switches a device's offloads off
-sock_diag.py    lists TCP connections with what the kernel knows of them
+sock_diag.py    lists TCP connections with the kernel's data on them
 """

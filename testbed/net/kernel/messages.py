@@ -1,7 +1,7 @@
-"""Netlink messages as bytes, whatever their family: headers, attributes, errors.
+"""Netlink messages of any family as bytes: headers, attributes, errors.
 
-Pure; netlink.py and sock_diag.py send and receive them. A message is a header and a body; a body is a fixed structure
-and attributes, each with its length and type (RFC 3549).
+Pure; netlink.py and sock_diag.py send and receive them. A message is a header and a body; a body is a fixed structure,
+then attributes with length and type (RFC 3549).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _padded(length: int) -> int:
 
 
 def frame(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
-    """Put a header before a body, and padding behind it, so that another message may follow."""
+    """Add a header before a body, and padding after it, so that another message may follow."""
     return HEADER.pack(HEADER.size + len(body), kind, flags, sequence, 0) + body + bytes(-len(body) % 4)
 
 
 def split_messages(content: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Give (type, flags, sequence, body) of each message in what a socket has received."""
+    """Yield (type, flags, sequence, body) of each message in received bytes."""
     at = 0
     while at + HEADER.size <= len(content):
         length, kind, flags, sequence, _ = HEADER.unpack_from(content, at)
@@ -45,9 +45,9 @@ def attribute(kind: int, content: bytes) -> bytes:
 
 
 def attributes(content: bytes, at: int = 0) -> dict[int, bytes]:
-    """Read the attributes that begin at `at`, by type; of several of a type the last.
+    """Read the attributes from `at` on, by type; the last one of a type wins.
 
-    LabError for one whose stated length is shorter than its header, or reaches beyond the content.
+    LabError for an attribute whose length is shorter than its header, or exceeds the content.
     """
     by_kind = {}
     while at + _ATTRIBUTE.size <= len(content):
@@ -65,9 +65,9 @@ def text(content: bytes) -> str:
 
 
 def read_error(body: bytes, flags: int) -> tuple[int, str]:
-    """Read an ERROR message: the errno (0 for an acknowledgement), and what the kernel says about it, if anything."""
+    """Read an ERROR message: the errno (0 for an acknowledgement), and the kernel's explanation, if any."""
     number = -struct.unpack_from("=i", body)[0]
-    at = 4 + HEADER.size  # the header of the request; its body only where it is not capped
+    at = 4 + HEADER.size  # the request's header; its body only if not capped
     if not flags & _CAPPED and number:
         (length,) = struct.unpack_from("=I", body, 4)
         at = 4 + _padded(length)

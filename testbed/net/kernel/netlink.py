@@ -1,7 +1,7 @@
 """Configure one network namespace through a netlink socket inside it: devices, addresses, routes, neighbours, qdiscs.
 
-pyroute2 packs the requests and rtnetlink.py reads the answers; this says what is asked for, sends many requests at
-once, and says what was refused, and why.
+pyroute2 packs the requests and rtnetlink.py reads the responses; this module defines requests, sends them in batches,
+and reports refusals with reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.rtnetlink import HeldRoute, NetworkDevice, Qdisc
 
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
-_AT_ONCE = 64  # a socket's receive buffer surely holds that many acknowledgements
+_AT_ONCE = 64  # a socket's receive buffer always holds this many acknowledgements
 _LARGEST_ANSWER = 1 << 17
 _NEW = rtnetlink.CREATE | rtnetlink.EXCLUSIVE
 _SKIP_STATISTICS = 8
@@ -34,7 +34,9 @@ _BY_ADMINISTRATOR, _UNICAST, _SCOPE_LINK, _SCOPE_GLOBAL = 4, 1, 253, 0
 
 
 def dump_answers(sock: socket.socket, sequence: int) -> Iterator[tuple[int, int, bytes]]:
-    """Give (type, flags, body) of each answer to a dump request, DONE included; skip answers to earlier requests."""
+    """Yield (type, flags, body) of each response to a dump request, including DONE; skip responses to earlier
+    requests.
+    """
     while True:
         for kind, flags, number, body in messages.split_messages(sock.recv(_LARGEST_ANSWER)):
             if number == sequence:
@@ -43,21 +45,29 @@ def dump_answers(sock: socket.socket, sequence: int) -> Iterator[tuple[int, int,
                     return
 
 
+_LEVELS = 2
+
+
+def _handle_of(level: int) -> int:
+    """Return the handle of the qdisc at a level behind the root; its only class is that plus 1."""
+    return 0x20000 + level * 0x10000
+
+
 class _Step(NamedTuple):
-    """A request and what it is for."""
+    """A request and its purpose."""
 
     attempt: str
     kind: int
     flags: int
     body: bytes
     without: str | None = None
-    """What this kernel lacks when it answers ENOENT; None: then something else is missing."""
+    """The feature that this kernel lacks if it returns ENOENT; None: something else is missing."""
 
 
 class Netlink(Closing):
     """One namespace's network configuration; a context manager. LabError names the step that failed.
 
-    Inside `with netlink.batch():` steps are only noted, and sent together at its end.
+    Inside `with netlink.batch():` steps are queued, and sent together at its end.
     """
 
     def __init__(self, namespace: Namespace) -> None:
@@ -66,17 +76,17 @@ class Netlink(Closing):
         self._waiting: list[_Step] | None = None
         self._sequence = 0
         try:
-            with namespace.entered():  # a socket stays in its namespace
+            with namespace.entered():  # a socket keeps its namespace
                 self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         except OSError as error:
             raise LabError(f"{namespace.name}: cannot open a netlink socket: {error.strerror}") from None
         self._socket.bind((0, 0))
         self._socket.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
-        self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)  # the kernel's own words with an error
+        self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)  # the kernel's explanation of an error
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Send the steps stated inside together, in their order: one system call for up to 64.
+        """Send the steps inside together, in order: one system call for up to 64.
 
         Errors are those of each step.
         """
@@ -106,11 +116,11 @@ class Netlink(Closing):
             )
             self._socket.send(request)
             for step, (number, told) in zip(part, self._acknowledgements(base, len(part)), strict=True):
-                if number:  # the first: what fails later may be its consequence
+                if number:  # the first one: later failures may be consequences
                     raise self._error(step, number, told)
 
     def _acknowledgements(self, first: int, count: int) -> list[tuple[int, str]]:
-        """Collect (errno, the kernel's words) of `count` requests, whose sequence numbers begin at `first`."""
+        """Collect (errno, kernel's explanation) of `count` requests with sequence numbers from `first` on."""
         answers: dict[int, tuple[int, str]] = {}
         while len(answers) < count:
             for kind, flags, sequence, body in messages.split_messages(self._socket.recv(_LARGEST_ANSWER)):
@@ -121,7 +131,7 @@ class Netlink(Closing):
     def _error(self, step: _Step, number: int, told: str) -> LabError | CapabilityError:
         name, why = self.namespace.name, f"{os.strerror(number)}{f' ({told})' if told else ''}"
         if number in (errno.EPERM, errno.EACCES):
-            return CapabilityError(f"{name}: not permitted to {step.attempt}; run as root (sudo python -m testbed ...)")
+            return CapabilityError(f"{name}: not permitted to {step.attempt}; run as root (sudo .venv/bin/testbed ...)")
         if number == errno.EOPNOTSUPP:
             return CapabilityError(f"{name}: this kernel cannot {step.attempt}: {why}")
         if number == errno.ENOENT and step.without:
@@ -129,7 +139,7 @@ class Netlink(Closing):
         return LabError(f"{name}: cannot {step.attempt}: {why}")
 
     def _dump(self, kind: int, body: bytes, attempt: str) -> list[tuple[int, bytes]]:
-        """Return every (type, body) that the kernel lists."""
+        """Return every (type, body) of the kernel's list."""
         self._sequence += 1
         self._socket.send(messages.frame(kind, messages.REQUEST | messages.DUMP, self._sequence, body))
         listed: list[tuple[int, bytes]] = []
@@ -137,7 +147,9 @@ class Netlink(Closing):
             if answer == messages.ERROR:
                 raise self._error(_Step(attempt, kind, 0, body), *messages.read_error(content, flags))
             if flags & messages.DUMP_INTERRUPTED:
-                raise LabError(f"{self.namespace.name}: cannot {attempt}: somebody else changed it meanwhile")
+                raise LabError(
+                    f"{self.namespace.name}: cannot {attempt}: another process changed it at the same time; try again"
+                )
             listed.append((answer, content))
         return listed
 
@@ -157,25 +169,25 @@ class Netlink(Closing):
         return self._indices[device]
 
     def add_veth(self, device: str, mac: str, mtu: int, peer: Namespace, peer_device: str, peer_mac: str) -> None:
-        """Lay a veth cable from here into another namespace; both ends are still down."""
+        """Create a veth cable into another namespace; both ends are still down."""
         far = [("IFLA_IFNAME", peer_device), ("IFLA_ADDRESS", peer_mac), ("IFLA_MTU", mtu), ("IFLA_NET_NS_FD", peer.fd)]
         kind = [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", {"attrs": far})]})]
         near = [("IFLA_IFNAME", device), ("IFLA_ADDRESS", mac), ("IFLA_MTU", mtu), ("IFLA_LINKINFO", {"attrs": kind})]
-        attempt = f"lay a veth cable {device} to {peer_device} in {peer.name}"
+        attempt = f"create a veth cable {device} to {peer_device} in {peer.name}"
         self._do(attempt, rtnetlink.NEW_LINK, _NEW, rtnetlink.packed(ifinfmsg(), {}, near))
 
     def set_up(self, device: str, *, mtu: int | None = None, queue_packets: int | None = None) -> None:
-        """Switch a device on."""
+        """Set a device up."""
         fields = {"index": self._index(device), "flags": rtnetlink.UP, "change": rtnetlink.UP}
         asked = {"IFLA_MTU": mtu, "IFLA_TXQLEN": queue_packets}
         stated = [(name, value) for name, value in asked.items() if value is not None]
-        self._do(f"switch {device} on", rtnetlink.NEW_LINK, 0, rtnetlink.packed(ifinfmsg(), fields, stated))
+        self._do(f"set {device} up", rtnetlink.NEW_LINK, 0, rtnetlink.packed(ifinfmsg(), fields, stated))
 
     def add_address(self, device: str, address: str) -> None:
-        """Give a device an address of its own, without a subnet around it (/32)."""
+        """Add an address to a device, without a subnet (/32)."""
         fields = {"family": socket.AF_INET, "prefixlen": 32, "index": self._index(device)}
         body = rtnetlink.packed(ifaddrmsg(), fields, [("IFA_ADDRESS", address), ("IFA_LOCAL", address)])
-        self._do(f"give {device} the address {address}", rtnetlink.NEW_ADDRESS, _NEW, body)
+        self._do(f"add the address {address} to {device}", rtnetlink.NEW_ADDRESS, _NEW, body)
 
     def add_route(
         self,
@@ -186,9 +198,9 @@ class Netlink(Closing):
         source: str | None,
         congestion_control: str | None = None,
     ) -> None:
-        """Route `destination` ("default" or a prefix) through a device: to the neighbour `via`, or straight out of it.
+        """Route `destination` ("default" or a prefix) through a device: to the neighbour `via`, or directly.
 
-        `congestion_control`: what the TCP connections that take it use, unless their program chooses another.
+        `congestion_control`: default of TCP connections on this route.
         """
         prefix, _, length = ("", "/", "0") if destination == "default" else destination.partition("/")
         fields = {
@@ -221,38 +233,104 @@ class Netlink(Closing):
         return [route for route in routes if route is not None]
 
     def add_neighbour(self, device: str, address: str, mac: str) -> None:
-        """State a neighbour's MAC for good: no ARP crosses the links, where it would use up draws of the loss model."""
+        """Set a neighbour's MAC permanently, so that no ARP crosses the links and consumes draws of the loss model."""
         fields = {"family": socket.AF_INET, "ifindex": self._index(device), "state": _PERMANENT}
         body = rtnetlink.packed(ndmsg(), fields, [("NDA_DST", address), ("NDA_LLADDR", mac)])
-        self._do(f"note the neighbour {address} of {device}", rtnetlink.NEW_NEIGHBOUR, _NEW, body)
+        self._do(f"add the neighbour {address} of {device}", rtnetlink.NEW_NEIGHBOUR, _NEW, body)
 
-    def set_root_qdisc(self, device: str, kind: str, options: bytes) -> None:
-        """Put a qdisc on a device in place of the one it has.
+    def set_root_qdisc(self, device: str, kind: str, options: bytes, *, sizes: bytes = b"") -> None:
+        """Replace a device's qdisc. `sizes`: TCA_STAB, how packets are counted.
 
-        CapabilityError when the kernel does not know the kind.
+        CapabilityError when the kernel lacks that kind.
         """
         flags = rtnetlink.CREATE | rtnetlink.REPLACE
-        self._qdisc(f"put the qdisc {kind} on {device}", flags, device, kind, options, without=f"sch_{kind}")
+        place = {"parent": rtnetlink.ROOT}
+        self._qdisc("set the qdisc", flags, device, kind, place, options, without=f"sch_{kind}", sizes=sizes)
 
-    def change_root_qdisc(self, device: str, kind: str, options: bytes) -> None:
-        """Change the qdisc that a device has, and keep what waits in it. LabError when it has none of this kind."""
-        self._qdisc(f"change the qdisc {kind} on {device}", 0, device, kind, options)
+    def change_root_qdisc(self, device: str, kind: str, options: bytes, *, sizes: bytes = b"") -> None:
+        """Change a device's qdisc, keeping its queue; `sizes` as in `set_root_qdisc`. LabError when it has no qdisc of
+        this kind.
+        """
+        self._qdisc("change the qdisc", 0, device, kind, {"parent": rtnetlink.ROOT}, options, sizes=sizes)
+
+    def add_qdisc(self, device: str, level: int, kind: str, options: bytes, *, of_class: bytes = b"") -> None:
+        """Add a qdisc behind the root (level 0) or behind the one of the level before, with its class, if it needs one.
+
+        CapabilityError when the kernel lacks that kind.
+        """
+        place = self._place(device, level)
+        self._qdisc("add the qdisc", _NEW, device, kind, place, options, without=f"sch_{kind}")
+        if of_class:
+            self._class(_NEW, device, level, kind, of_class)
+
+    def remove_qdisc(self, device: str, level: int, kind: str) -> None:
+        """Remove a qdisc behind the root, with what it holds and all behind it. LabError when there is none."""
+        place = self._place(device, level)
+        self._qdisc("remove the qdisc", 0, device, kind, place, b"", message=rtnetlink.DELETE_QDISC)
+
+    def change_qdisc(self, device: str, level: int, kind: str, options: bytes, *, of_class: bytes = b"") -> None:
+        """Change a qdisc behind the root, or its class if it has one, keeping its queue. LabError when there is none of
+        this kind.
+        """
+        if of_class:
+            self._class(0, device, level, kind, of_class)
+        else:
+            self._qdisc("change the qdisc", 0, device, kind, self._place(device, level), options)
+
+    def _place(self, device: str, level: int) -> dict[str, int]:
+        """Return parent and handle of the qdisc at a level behind the root."""
+        above = next(qdisc.handle for qdisc in self._qdiscs(device) if qdisc.parent == rtnetlink.ROOT)
+        return {"parent": _handle_of(level - 1) + 1 if level else above | 1, "handle": _handle_of(level)}
+
+    def _class(self, flags: int, device: str, level: int, kind: str, options: bytes) -> None:
+        place = {"parent": _handle_of(level), "handle": _handle_of(level) + 1}
+        self._qdisc("set the class of", flags, device, kind, place, options, message=rtnetlink.NEW_CLASS)
 
     def _qdisc(
-        self, attempt: str, flags: int, device: str, kind: str, options: bytes, without: str | None = None
+        self,
+        attempt: str,
+        flags: int,
+        device: str,
+        kind: str,
+        place: dict[str, int],
+        options: bytes,
+        *,
+        without: str | None = None,
+        sizes: bytes = b"",
+        message: int = rtnetlink.NEW_QDISC,
     ) -> None:
-        fields = {"index": self._index(device), "parent": rtnetlink.ROOT}
-        body = rtnetlink.packed(rtnetlink.QdiscRequest(), fields, [("TCA_KIND", kind), ("TCA_OPTIONS", options)])
-        self._do(attempt, rtnetlink.NEW_QDISC, flags, body, without)
+        stated = [("TCA_KIND", kind), ("TCA_OPTIONS", options), *([("TCA_STAB", sizes)] if sizes else [])]
+        body = rtnetlink.packed(rtnetlink.QdiscRequest(), {"index": self._index(device), **place}, stated)
+        self._do(f"{attempt} {kind} on {device}", message, flags, body, without)
 
     def root_qdiscs(self) -> dict[str, Qdisc]:
         """List the root qdisc of every device that has one."""
-        bodies = self._dump(rtnetlink.GET_QDISC, bytes(rtnetlink.QDISC.size), "read the qdiscs back")
-        qdiscs = [rtnetlink.read_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_QDISC]
-        if not {index for index, _, _ in qdiscs} <= set(self._indices.values()):
+        qdiscs = [qdisc for qdisc in self._all_qdiscs() if qdisc.parent == rtnetlink.ROOT]
+        if not {qdisc.device for qdisc in qdiscs} <= set(self._indices.values()):
             self.devices()
         names = {number: name for name, number in self._indices.items()}
-        return {names[index]: qdisc for index, root, qdisc in qdiscs if root and index in names}
+        return {names[qdisc.device]: qdisc for qdisc in qdiscs if qdisc.device in names}
+
+    def qdisc_chain(self, device: str) -> list[Qdisc]:
+        """List the root qdisc of a device and those of `add_qdisc`, by level; empty without a root."""
+        handles = [_handle_of(level) for level in range(_LEVELS)]
+        qdiscs = self._qdiscs(device)
+        root = [qdisc for qdisc in qdiscs if qdisc.parent == rtnetlink.ROOT]
+        return root + sorted((q for q in qdiscs if q.handle in handles), key=lambda qdisc: qdisc.handle)
+
+    def class_options(self, device: str) -> bytes:
+        """Return TCA_OPTIONS of the only class behind a device's root."""
+        question = rtnetlink.QDISC.pack(0, self._index(device), 0, 0, 0)
+        bodies = self._dump(rtnetlink.GET_CLASS, question, "read the classes back")
+        held = [rtnetlink.read_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_CLASS]
+        return next((item.options for item in held if item.handle == _handle_of(0) + 1), b"")
+
+    def _qdiscs(self, device: str) -> list[Qdisc]:
+        return [qdisc for qdisc in self._all_qdiscs() if qdisc.device == self._index(device)]
+
+    def _all_qdiscs(self) -> list[Qdisc]:
+        bodies = self._dump(rtnetlink.GET_QDISC, bytes(rtnetlink.QDISC.size), "read the qdiscs back")
+        return [rtnetlink.read_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_QDISC]
 
     def close(self) -> None:
         """Close the socket."""

@@ -1,7 +1,7 @@
-"""Switch a device's offloads off, so that packets are real: no larger than the MTU, with their checksums in them.
+"""Disable a device's offloads, so that packets are real: at most the MTU, with valid checksums.
 
-With offloads on, one "packet" between two veth ends can be 64 KB long; delay, loss and queue limits would act on it as
-one. Speaks the ethtool ioctl itself; call inside the device's namespace.
+With offloads on, one "packet" between two veth ends can be 64 KB long; delay, loss and queue limits would treat it as
+one. Uses the ethtool ioctl directly; call inside the device's namespace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GSTRINGS, _GSSET_INFO, _GFEATURES, _SFEATURES = 0x1B, 0x37, 0x3A, 0x3B
 _FEATURES = 4  # ETH_SS_FEATURES
 _NAME_BYTES = 32
 _UNREAL = ("segmentation", "gso", "gro", "lro", "checksum", "scatter-gather")
-"""Parts of the names of features that merge packets, or leave them unfinished."""
+"""Parts of the names of features that merge packets or leave them incomplete."""
 
 
 def _ioctl(sock: socket.socket, device: str, request: bytes) -> bytes:
@@ -32,19 +32,17 @@ def _ioctl(sock: socket.socket, device: str, request: bytes) -> bytes:
     except OSError as error:
         attempt = f"ethtool command {request[0]:#x} on {device}"
         if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
-            raise CapabilityError(
-                f"{attempt}: {error.strerror}; offloads cannot be switched here, run as root"
-            ) from None
+            raise CapabilityError(f"{attempt}: {error.strerror}; cannot change offloads here; run as root") from None
         raise LabError(f"{attempt}: {os.strerror(error.errno or 0)}") from None
     return buffer.tobytes()
 
 
 class _Features(NamedTuple):
-    """The kernel's table of features: the same for every device."""
+    """The kernel's table of features, common to all devices."""
 
     total: int
     unreal: dict[int, str]
-    """Those that make packets unreal, by their index in the table."""
+    """Features that make packets unreal, by index in the table."""
 
 
 def _features(sock: socket.socket, device: str) -> _Features:
@@ -56,7 +54,7 @@ def _features(sock: socket.socket, device: str) -> _Features:
 
 
 def _read(sock: socket.socket, device: str, blocks: int) -> tuple[int, int]:
-    """Read which features can be changed and which are active, a bit for each."""
+    """Read bit masks of changeable and of active features."""
     answer = _ioctl(sock, device, struct.pack("=II", _GFEATURES, blocks) + bytes(16 * blocks))
     rows = list(struct.iter_unpack("=4I", answer[8:]))  # available, requested, active, never changed
     changeable = sum((available & ~never) << 32 * block for block, (available, _, _, never) in enumerate(rows))
@@ -64,15 +62,15 @@ def _read(sock: socket.socket, device: str, blocks: int) -> tuple[int, int]:
 
 
 class Offloads:
-    """Switches the offloads of one device after another off; reads the kernel's table of features once."""
+    """Disables the offloads of several devices; reads the kernel's table of features once."""
 
     def __init__(self) -> None:
         self._known: _Features | None = None
 
     def switch_off(self, device: str) -> dict[str, bool]:
-        """Switch off what makes packets unreal; returns every such feature as read back, all False.
+        """Disable features that make packets unreal; returns them as read back, all False.
 
-        ShapingError when one stays on, CapabilityError when the caller may not switch them.
+        ShapingError when one stays on, CapabilityError when the caller may not change them.
         """
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             if self._known is None:
@@ -87,5 +85,5 @@ class Offloads:
             _, active = _read(sock, device, blocks)
         held = {name: bool(active >> i & 1) for i, name in unreal.items()}
         if still := [name for name, on in held.items() if on]:
-            raise ShapingError(f"{device}: asked for every offload to be off, the kernel keeps {', '.join(still)} on")
+            raise ShapingError(f"{device}: requested all offloads off, the kernel keeps {', '.join(still)} on")
         return held

@@ -1,9 +1,8 @@
-"""Route netlink as bytes: how requests are packed, and what the kernel's answers mean. Pure.
+"""Route netlink as bytes: packing of requests and parsing of the kernel's responses. Pure.
 
-Requests are packed by pyroute2's message classes, which know the kernel's layouts; its sockets are not used, because
-they send one request at a time and go into another namespace by forking. Answers are understood here, apart from what
-packed the requests: so that a fault of the packing cannot confirm itself when what was set is read back. (pyroute2
-0.9.7's own netem has several.)
+pyroute2's message classes pack requests in the kernel's layouts; its sockets are not used, because they send one
+request at a time and fork to enter another namespace. This module parses responses itself, independently of the
+packing, so that a packing error cannot confirm itself on reading back. (pyroute2 0.9.7's own netem has several.)
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from testbed.net.kernel.messages import HEADER, attributes, text
 
 REPLACE, EXCLUSIVE, CREATE = 0x100, 0x200, 0x400
 NEW_LINK, GET_LINK, NEW_ADDRESS, NEW_ROUTE, GET_ROUTE = 16, 18, 20, 24, 26
-NEW_NEIGHBOUR, NEW_QDISC, GET_QDISC = 28, 36, 38
+NEW_NEIGHBOUR, NEW_QDISC, DELETE_QDISC, GET_QDISC, NEW_CLASS, GET_CLASS = 28, 36, 37, 38, 40, 42
 ROOT = 0xFFFFFFFF
 """The parent of a device's root qdisc."""
 
 STATE_UP = 6
-"""The device has a carrier, and the kernel has acted on it."""
+"""The device has a carrier, and the kernel has processed that."""
 
 _LINK = struct.Struct("=BxHiII")  # family, hardware type, index, flags, which flags are meant
 # family, destination length, source length, tos, table, protocol, scope, type, flags
@@ -35,11 +34,11 @@ UP = 1
 MAIN_TABLE = 254
 _NAME, _MAC, _MTU, _QUEUE, _STATE = 3, 1, 4, 13, 16
 _DESTINATION, _OUT_DEVICE, _METRICS, _CONGESTION_CONTROL = 1, 4, 8, 16
-_KIND, _OPTIONS, _STATISTICS = 1, 2, 7
+_KIND, _OPTIONS, _STATISTICS, _SIZES = 1, 2, 7, 8
 
 
 class NetworkDevice(NamedTuple):
-    """A device as the kernel says it is."""
+    """A device as reported by the kernel."""
 
     number: int
     """The kernel's index of the device."""
@@ -53,16 +52,22 @@ class NetworkDevice(NamedTuple):
 
 
 class Qdisc(NamedTuple):
-    """The root qdisc of a device as the kernel says it is."""
+    """A qdisc or class of a device as reported by the kernel."""
 
+    device: int
+    """The device's index."""
+    handle: int
+    parent: int
     kind: str
     options: bytes
     statistics: bytes
     """TCA_STATS2; netem.py reads it."""
+    sizes: bytes
+    """TCA_STAB: how packets are counted."""
 
 
 class HeldRoute(NamedTuple):
-    """A route as the kernel says it is."""
+    """A route as reported by the kernel."""
 
     destination: str
     """'default' or a prefix."""
@@ -85,11 +90,16 @@ class QdiscRequest(nlmsg):  # type: ignore[misc]  # pyroute2 is untyped
 
     prefix = "TCA_"
     fields = tcmsg.fields
-    nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "cdata"))
+    nla_map = (
+        (0, "TCA_UNSPEC", "none"),
+        (1, "TCA_KIND", "asciiz"),
+        (2, "TCA_OPTIONS", "cdata"),
+        (8, "TCA_STAB", "cdata"),
+    )
 
 
 def read_link(body: bytes) -> NetworkDevice:
-    """Read a device out of NEW_LINK."""
+    """Parse a device from NEW_LINK."""
     _, _, index, flags, _ = _LINK.unpack_from(body)
     held = attributes(body, _LINK.size)
     mac = held.get(_MAC)
@@ -104,15 +114,16 @@ def read_link(body: bytes) -> NetworkDevice:
     )
 
 
-def read_qdisc(body: bytes) -> tuple[int, bool, Qdisc]:
-    """Read NEW_QDISC: the device's index, whether the qdisc is its root, and the qdisc."""
-    _, index, _, parent, _ = QDISC.unpack_from(body)
+def read_qdisc(body: bytes) -> Qdisc:
+    """Parse NEW_QDISC or NEW_CLASS."""
+    _, index, handle, parent, _ = QDISC.unpack_from(body)
     held = attributes(body, QDISC.size)
-    return index, parent == ROOT, Qdisc(text(held[_KIND]), held.get(_OPTIONS, b""), held.get(_STATISTICS, b""))
+    content = (held.get(kind, b"") for kind in (_OPTIONS, _STATISTICS, _SIZES))
+    return Qdisc(index, handle, parent, text(held[_KIND]), *content)
 
 
 def read_route(body: bytes) -> HeldRoute | None:
-    """Read a route of the main table out of NEW_ROUTE; None for one of another table, or without a device."""
+    """Parse a route of the main table from NEW_ROUTE; None for another table, or without a device."""
     _, length, _, _, table, *_ = _ROUTE.unpack_from(body)
     held = attributes(body, _ROUTE.size)
     if table != MAIN_TABLE or _OUT_DEVICE not in held:

@@ -1,7 +1,6 @@
-"""TCP_INFO of every connection in a namespace, whoever owns it: the kernel's list of sockets (see sock_diag(7)).
+"""TCP_INFO of every connection in a namespace, regardless of owner: the kernel's list of sockets (see sock_diag(7)).
 
-Needs no privilege inside the namespace and touches no packet. One question and a few kilobytes of answer for all
-connections.
+Needs no privilege inside the namespace and touches no packet. One request returns a few kilobytes for all connections.
 """
 
 from __future__ import annotations
@@ -22,15 +21,20 @@ from testbed.tcp_info import TcpInfo, parse_tcp_info
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _TCP_INFO, _CONGESTION = 2, 4
-"""INET_DIAG_INFO and INET_DIAG_CONG: numbers of attributes, and of the bits that ask for them."""
+"""INET_DIAG_INFO and INET_DIAG_CONG: attribute numbers, and the bits that request them."""
 _CONNECTED = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
-"""ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING of <net/tcp_states.h>: what may still carry data."""
+"""ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING of <net/tcp_states.h>: states that may still carry
+data."""
 
 _QUESTION = struct.Struct("=BBBxI48x")
 _ANSWER = struct.Struct("!4x2H4s12x4s12x")
 """inet_diag_msg up to its addresses: ports and addresses are in network order."""
 _ANSWER_BYTES = 72
 _PATIENCE_S = 2.0
+_GROUP_ENDED = 1
+"""SKNLGRP_INET_TCP_DESTROY of <linux/sock_diag.h>."""
+_WAITING_BYTES = 4 << 20
+"""Receive buffer for announcements: enough for a few thousand connections that end at once."""
 
 
 class TcpConnection(NamedTuple):
@@ -44,7 +48,7 @@ class TcpConnection(NamedTuple):
 
 
 def parse_connection(answer: bytes) -> TcpConnection | None:
-    """Read one inet_diag_msg with its attributes; None without TCP_INFO: the connection has ended meanwhile."""
+    """Parse one inet_diag_msg with its attributes; None without TCP_INFO: the connection has ended."""
     source_port, remote_port, source, remote = _ANSWER.unpack_from(answer)
     held = messages.attributes(answer, _ANSWER_BYTES)
     if _TCP_INFO not in held:
@@ -58,7 +62,7 @@ def parse_connection(answer: bytes) -> TcpConnection | None:
 
 
 class SocketDiagnosis(Closing):
-    """Asks for the IPv4 connections of one namespace; a context manager that closes its socket."""
+    """Lists the IPv4 connections of one namespace; a context manager that closes its socket."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.name = namespace.name
@@ -68,9 +72,9 @@ class SocketDiagnosis(Closing):
         self._number = 0
 
     def connections(self) -> list[TcpConnection]:
-        """List every connection as it is now.
+        """List the current connections.
 
-        CapabilityError where this kernel has no tcp_diag, LabError when it does not answer.
+        CapabilityError where this kernel has no tcp_diag, LabError without a response.
         """
         self._number += 1
         asked_for = 1 << _TCP_INFO - 1 | 1 << _CONGESTION - 1
@@ -94,6 +98,45 @@ class SocketDiagnosis(Closing):
                 f"{self.name}: this kernel cannot list TCP connections; load its module: modprobe tcp_diag"
             )
         return LabError(f"{self.name}: cannot list the TCP connections: {os.strerror(number)}")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class EndedConnections(Closing):
+    """The IPv4 connections of one namespace that have ended, with their last TCP_INFO, as announced by the kernel."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        """Listen from now on. CapabilityError where this kernel announces nothing."""
+        self.name = namespace.name
+        with namespace.entered():
+            self._socket = socket.socket(
+                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _NETLINK_SOCK_DIAG
+            )
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WAITING_BYTES)
+            try:
+                self._socket.bind((0, 1 << _GROUP_ENDED - 1))
+            except OSError as error:
+                self._socket.close()
+                raise CapabilityError(
+                    f"{self.name}: this kernel does not announce ended connections: {error.strerror}; load its module: "
+                    "modprobe tcp_diag"
+                ) from None
+
+    def take(self) -> list[TcpConnection]:
+        """Return those announced since the last call; never waits. LabError where announcements were lost."""
+        connections: list[TcpConnection] = []
+        while True:
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                return connections
+            except OSError as error:  # ENOBUFS
+                raise LabError(f"{self.name}: cannot follow the TCP connections that end: {error.strerror}") from None
+            for kind, _, _, body in messages.split_messages(data):
+                if kind == _SOCK_DIAG_BY_FAMILY and body[0] == socket.AF_INET:
+                    connection = parse_connection(body)
+                    connections += [connection] if connection is not None else []
 
     def close(self) -> None:
         self._socket.close()

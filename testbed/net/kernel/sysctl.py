@@ -1,7 +1,6 @@
 """Kernel parameters of a network namespace: written, read back, compared.
 
-`/proc/sys/net` shows the namespace of the thread that opens it, so callers stand inside: `with namespace.entered():
-...`.
+`/proc/sys/net` shows the namespace of the opening thread, so callers must be inside: `with namespace.entered(): ...`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _held(descriptor: int) -> str:
 
 
 def read_parameter(name: str) -> str | None:
-    """Read a parameter's value, with single spaces; None where this kernel has no such parameter."""
+    """Read a parameter's value, with single spaces; None if this kernel lacks the parameter."""
     try:
         descriptor = _open(name, os.O_RDONLY)
     except FileNotFoundError:
@@ -39,9 +38,9 @@ def read_parameter(name: str) -> str | None:
 
 
 def set_parameter(name: str, value: str) -> str:
-    """Set a parameter and return what was read back.
+    """Set a parameter and return the value read back.
 
-    ShapingError when that differs, CapabilityError when it may not be set.
+    ShapingError when it differs, CapabilityError when it cannot be set.
     """
     try:
         descriptor = _open(name, os.O_RDWR)
@@ -54,34 +53,34 @@ def set_parameter(name: str, value: str) -> str:
         if error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
             raise CapabilityError(
                 f"cannot set {name} = {value}: {error.strerror}; run as root, on a machine (or in a container started "
-                "with --privileged) whose /proc/sys can be written"
+                "with --privileged) with a writable /proc/sys"
             ) from None
         if error.errno == errno.ENOENT and read_parameter(name) is None:
             raise CapabilityError(f"cannot set {name} = {value}: this kernel has no such parameter") from None
         raise ShapingError(f"cannot set {name} = {value}: {error.strerror}") from None
     if held != " ".join(value.split()):
-        raise ShapingError(f"asked for {name} = {value}, the kernel has {held}")
+        raise ShapingError(f"requested {name} = {value}, the kernel has {held}")
     return held
 
 
 def set_parameters(values: Mapping[str, str]) -> dict[str, str]:
-    """Set several parameters, in order, and return what was read back. Errors as in `set_parameter`."""
+    """Set several parameters, in order, and return the values read back. Errors as for `set_parameter`."""
     return {name: set_parameter(name, value) for name, value in values.items()}
 
 
 def switch_ipv6_off() -> dict[str, str]:
-    """Switch IPv6 off, so that no router solicitation crosses a link; empty where the kernel has none."""
+    """Disable IPv6, so that no router solicitation crosses a link; returns an empty mapping on kernels without IPv6."""
     if not Path("/proc/sys/net/ipv6").is_dir():
         return {}
     return set_parameters({f"net.ipv6.conf.{scope}.disable_ipv6": "1" for scope in ("all", "default")})
 
 
 def require_congestion_control(algorithm: str) -> None:
-    """Check that TCP here has an algorithm, and load its module if it is one. CapabilityError where it has not.
+    """Check that TCP has a congestion control, loading its module if needed. CapabilityError if it is missing.
 
-    Labs name it in their routes, which may name any algorithm that there is. A namespace's default may not: the kernel
-    lets namespaces other than the first choose from `tcp_allowed_congestion_control` only (where the default is bbr,
-    not even cubic is there).
+    Labs set it in their routes, which accept any available algorithm. A namespace's default does not: namespaces other
+    than the first may only use those in `tcp_allowed_congestion_control` (where the default is bbr, not even cubic is
+    allowed).
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:

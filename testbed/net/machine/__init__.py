@@ -1,6 +1,6 @@
-"""What this machine can do for a lab, and what to do about what it cannot.
+"""This machine's capabilities for a lab, and remedies for missing ones.
 
-capabilities.py  tries everything that a lab needs; remedies.py says, by platform, what mends what is missing
-timekeeping.py   measures how late sleeps end and how busy the processors are
-rootless.py      moves this process into a user namespace, where a lab needs no root
+capabilities.py tries everything that a lab needs; remedies.py has the fix for each missing capability, by platform
+timekeeping.py   measures the lateness of sleeps and the load of the processors
+rootless.py      moves this process into a user namespace, for labs without root
 """

@@ -1,6 +1,7 @@
-"""What this machine can do, found by trying it in a scratch namespace: never by version, list of modules or config.
+"""This machine's capabilities, determined by trials in a scratch namespace, never from versions, module lists or
+config.
 
-remedies.py knows what to do, by platform, about what is missing.
+remedies.py has the remedy for each missing capability, by platform.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.offloads import Offloads
+from testbed.net.lab_plan import base_sysctls
 from testbed.net.machine import remedies, rootless, timekeeping
 from testbed.net.machine.remedies import GUEST, Problem
-from testbed.net.plan import base_sysctls
 from testbed.net.relay.tun import open_tun
 from testbed.process import ROOT
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
@@ -53,25 +54,25 @@ _EFFECTS: dict[str, dict[str, Any]] = {
     "a delay of 5 s": {"delay_ns": 5_000_000_000},
     "a rate of 40 Gbit/s": {"rate_bps": 40_000_000_000},
 }
-"""What netem does beyond rate, delay, limit, independent loss and seed. The last two need its 64-bit attributes."""
+"""netem's effects beyond rate, delay, limit, independent loss and seed. The last two need 64-bit attributes."""
 
 
 class Capability(Frozen):
-    """One thing that was tried."""
+    """One capability that was tried."""
 
     name: str
     ok: bool
     needed: bool
-    """False for what has a substitute, or what only some profiles use."""
+    """False if there is a substitute, or only some profiles use it."""
     detail: str
-    """What was found."""
+    """Result of the trial."""
     remedy: str
-    """What to do, one command where there is one; empty when nothing is wrong."""
+    """The remedy, a single command where possible; empty on success."""
 
 
 @contextmanager
 def _scratch_device() -> Iterator[tuple[Netlink, Namespace]]:
-    """Make a namespace with a veth device `probe0`, whose other end is in a second one."""
+    """Create a namespace with a veth device `probe0`, whose other end is in a second one."""
     with Namespace("probe-a") as a, Namespace("probe-b") as b, Netlink(a) as netlink:
         netlink.add_veth("probe0", "02:77:ff:00:00:00", 1500, b, "probe0", "02:77:ff:00:00:01")
         yield netlink, a
@@ -80,15 +81,13 @@ def _scratch_device() -> Iterator[tuple[Netlink, Namespace]]:
 def _try_namespaces() -> str:
     with Namespace("probe") as probe, probe.entered():
         sysctl.set_parameters(base_sysctls(forward=True))
-    return "made one, and set its kernel parameters" + (
-        ", in a user namespace of one's own" if rootless.inside() else ""
-    )
+    return "created one, and set its kernel parameters" + (", in a new user namespace" if rootless.inside() else "")
 
 
 def _try_veth() -> str:
     with _scratch_device() as (_, namespace), namespace.entered():
         off = Offloads().switch_off("probe0")
-    return f"laid a cable and switched its {len(off)} offloads off"
+    return f"created a veth pair and disabled its {len(off)} offloads"
 
 
 def _shape(netlink: Netlink, **changes: Any) -> None:
@@ -97,9 +96,10 @@ def _shape(netlink: Netlink, **changes: Any) -> None:
 
 
 def try_netem() -> str:
-    """Shape a scratch device with what every profile uses, and compare what the kernel holds; what was done.
+    """Shape a scratch device with the effects that every profile uses, and compare the kernel's state; returns a
+    summary.
 
-    CapabilityError when this kernel or user cannot, ShapingError when its netem holds something else.
+    CapabilityError when this kernel or user cannot, ShapingError when its netem differs.
     """
     with _scratch_device() as (netlink, _):
         _shape(netlink)
@@ -116,16 +116,18 @@ def _try_effects() -> str:
                 refused[name] = str(error)
     if refused:
         raise CapabilityError(
-            "refused, or not held as asked: " + ", ".join(f"{name} ({why})" for name, why in refused.items())
+            "refused, or different from the request: " + ", ".join(f"{name} ({why})" for name, why in refused.items())
         )
     return f"set and read back: {', '.join(_EFFECTS)}"
 
 
 def try_tun() -> str:
-    """Make a TUN device in a scratch namespace; what was done. CapabilityError when this machine or user cannot."""
+    """Create a TUN device in a scratch namespace; returns a summary. CapabilityError when this machine or user
+    cannot.
+    """
     with Namespace("probe") as probe, probe.entered():
         os.close(open_tun("probe0"))
-    return "made a device"
+    return "created a device"
 
 
 def _try_congestion_controls() -> str:
@@ -137,11 +139,11 @@ def _try_congestion_controls() -> str:
 
 def _try_user() -> str:
     if (user := paths.invoking_user()) is None:
-        return "no other user behind sudo: stage hosts run as this one"
+        return "not under sudo: stage hosts run as this user"
     uid, gid = user
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "import testbed.process"],
+            [sys.executable, "-Pc", "import sys; sys.path.insert(0, sys.argv[1]); import testbed.process", ROOT],
             user=uid,
             group=gid,
             extra_groups=[],
@@ -160,16 +162,16 @@ def _try_user() -> str:
 
 
 def _try_rootless() -> str:
-    """Enter a user namespace and make a TUN device there: in a child, as an ordinary user."""
+    """Enter a user namespace and create a TUN device there, in a child process, as an ordinary user."""
     uid, gid = paths.invoking_user() or (_NOBODY, _NOBODY)
     reading, writing = os.pipe()
-    if (child := os.fork()) == 0:  # moves by itself, and runs nothing that a package's folder must be readable for
+    if (child := os.fork()) == 0:  # needs no readable package folder
         why = b""
         try:
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
-            _prctl(_PR_SET_DUMPABLE, 1)  # or /proc/self stays root's after the change of user
+            _prctl(_PR_SET_DUMPABLE, 1)  # otherwise /proc/self still belongs to root after the change of user
             rootless.enter()
             os.close(open_tun("probe0"))
         except (TestbedError, OSError) as error:
@@ -183,14 +185,15 @@ def _try_rootless() -> str:
     os.waitpid(child, 0)
     if refused:
         raise CapabilityError(f"user {uid}: {refused}")
-    return f"user {uid} may make a user namespace, and a TUN device in it"
+    return f"user {uid} can create a user namespace, and a TUN device in it"
 
 
 def _try_disk() -> str:
     free = shutil.disk_usage(Path.cwd()).free
     if free < _FREE_BYTES:
         raise CapabilityError(
-            f"{units.format_size(free)} are free in {Path.cwd()}, a long sweep wants {units.format_size(_FREE_BYTES)}"
+            f"{units.format_size(free)} are free in {Path.cwd()}, but a long sweep needs "
+            f"{units.format_size(_FREE_BYTES)}"
         )
     return f"{units.format_size(free)} free here"
 
@@ -198,9 +201,9 @@ def _try_disk() -> str:
 def _find(
     name: str, attempt: Callable[[], str], problem: Problem, *, needed: bool, blocked: bool = False
 ) -> Capability:
-    """Try one thing; where it fails, `problem` finds the remedy. `blocked`: no namespace can be made for it."""
+    """Try one capability; on failure, `problem` selects the remedy. `blocked`: no namespace can be created for it."""
     if blocked:
-        return Capability(name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy="")
+        return Capability(name=name, ok=False, needed=needed, detail="not tried: it needs a namespace", remedy="")
     try:
         return Capability(name=name, ok=True, needed=needed, detail=attempt(), remedy="")
     except (TestbedError, OSError) as error:
@@ -210,13 +213,13 @@ def _find(
             problem = "tun for users"
         if problem == "netem" and "Linux before" in str(error):
             problem = "old netem"
-        # What an error advises, after its semicolon, is not for this platform; the remedy is.
+        # The advice in an error, after its semicolon, is generic; the remedy is for this platform.
         detail, remedy = str(error).partition("; ")[0], remedies.remedy(problem, remedies.facts())
         return Capability(name=name, ok=False, needed=needed, detail=detail, remedy=remedy)
 
 
 def try_capabilities() -> tuple[Capability, ...]:
-    """Try everything that a lab needs, each on its own. Raises nothing: what fails comes with a remedy."""
+    """Try all capabilities that a lab needs, independently. Never raises: failures are returned with remedies."""
     namespaces = _find("network namespaces", _try_namespaces, "namespaces", needed=True)
     inside = partial(_find, blocked=not namespaces.ok)
     shaper = inside("netem", try_netem, "netem", needed=False)
@@ -243,9 +246,9 @@ def try_capabilities() -> tuple[Capability, ...]:
 
 
 def resolve_engine(asked: Literal["auto", "netem", "relay"]) -> tuple[Engine, str]:
-    """Choose the engine, and say why: netem where it works when tried, else relay, unless one is asked for.
+    """Choose the engine, with the reason: netem if a trial succeeds, else relay, unless one is requested.
 
-    CapabilityError, which says what to do, when the engine asked for, or either, does not work here.
+    CapabilityError with advice when the requested engine, or either, does not work here.
     """
     if os.geteuid() != 0:
         _refuse_if_unprivileged()
@@ -269,15 +272,15 @@ def _require(engine: str, attempt: Callable[[], str]) -> str:
     try:
         return attempt()
     except LabError as error:
-        raise CapabilityError(f"the engine {engine} was asked for and does not work here: {error}") from None
+        raise CapabilityError(f"the requested engine {engine} does not work here: {error}") from None
 
 
 def _refuse_if_unprivileged() -> None:
-    """Refuse a plain user who has no user namespace of their own for the lab to stand in."""
+    """Refuse an ordinary user outside a user namespace in which a lab can run."""
     try:
         Namespace("probe").close()
     except CapabilityError:
         remedy = remedies.remedy("not root", remedies.facts())
         raise CapabilityError(
-            f"a lab needs root, to make network namespaces and links; run it as root: {remedy}"
+            f"a lab needs root to create network namespaces and links; run as root: {remedy}"
         ) from None

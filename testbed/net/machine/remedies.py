@@ -1,6 +1,6 @@
-"""What to do about a thing that this machine cannot do: one command, by platform. Pure, but for `facts`.
+"""Remedies for missing capabilities: one command, by platform. Pure, except for `facts`.
 
-capabilities.py finds out what is missing, by trying it. Only what mends it differs from platform to platform.
+capabilities.py detects missing capabilities by trial. Only the remedy depends on the platform.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from testbed import paths
 
 Platform = Literal["debian", "ubuntu", "fedora", "wsl2", "docker", "docker desktop", "podman", "github runner", "linux"]
 Problem = Literal[
@@ -30,33 +32,33 @@ Problem = Literal[
     "disk",
 ]
 
-GUEST = "python -m testbed vm --build -- COMMAND"
-"""What works on any x86-64 machine with apt and a compiler, without root."""
+GUEST = "python -m testbed vm -- COMMAND"
+"""The fallback on any x86-64 machine, without root."""
 
 
 class Facts(NamedTuple):
-    """What tells platforms apart."""
+    """The facts that identify a platform."""
 
     os_release: Mapping[str, str]
     """/etc/os-release."""
     kernel: str
     """/proc/version."""
     release: str
-    """As `uname -r` prints it."""
+    """Output of `uname -r`."""
     architecture: str
-    """As Debian calls it: amd64, arm64."""
+    """Debian's name: amd64, arm64."""
     environment: Mapping[str, str]
     own_kernel: bool
-    """Whether the kernel's own threads can be seen, which a container does not show.
+    """Whether the kernel's own threads are visible, which a container hides.
 
-    (An image may be booted as a machine.)
+    (A container image may also be booted as a machine.)
     """
     marks: frozenset[str]
-    """Which of MARKS are there."""
+    """The members of MARKS that are present."""
 
 
 MARKS = ("/.dockerenv", "/run/.containerenv", "/proc/modules", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-"""Docker's and podman's mark; a kernel that can load modules; a kernel whose AppArmor may hold user namespaces back."""
+"""Markers of Docker and podman; of a kernel that can load modules; of an AppArmor that may restrict user namespaces."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -90,9 +92,9 @@ def _kernel_thread() -> bool:
 
 
 def platform(machine: Facts) -> Platform:
-    """Tell the platform: a container before the machine around it, because it decides what is permitted.
+    """Identify the platform: a container takes precedence over its host, because it decides permissions.
 
-    Then who made the kernel, then the distribution.
+    Then the vendor of the kernel, then the distribution.
     """
     kernel = machine.kernel.lower()
     inside = None if machine.own_kernel else machine.environment.get("container")
@@ -105,7 +107,7 @@ def platform(machine: Facts) -> Platform:
         and machine.environment.get("RUNNER_ENVIRONMENT") != "self-hosted"
     ):
         return "github runner"
-    if "microsoft" in kernel:  # WSL 1 has no Linux kernel and so no namespaces either; the same remedies hold
+    if "microsoft" in kernel:  # WSL 1 has no Linux kernel and no namespaces; the same remedies apply
         return "wsl2"
     family = [machine.os_release.get("ID", ""), *machine.os_release.get("ID_LIKE", "").split()]
     for name in family:
@@ -119,19 +121,19 @@ def platform(machine: Facts) -> Platform:
 _FIXED = "a kernel without modules"
 _CONTAINER = "a container"
 _ELSE = "else"
-_RELAY_OR_GUEST = f"take --engine relay, or run it in the guest kernel: {GUEST}"
+_RELAY_OR_GUEST = f"use --engine relay, or run it in the guest kernel: {GUEST}"
 _PRIVILEGED = "start the container with: --privileged --device /dev/net/tun"
 
 _TABLE: Mapping[Problem, Mapping[str, str]] = {
-    "not root": {_ELSE: "sudo {python} -m testbed ..."},
+    "not root": {_ELSE: "sudo {testbed} ..."},
     "namespaces": {
         _CONTAINER: _PRIVILEGED,
-        _ELSE: f"this kernel was built without network namespaces; take another, or the guest kernel: {GUEST}",
+        _ELSE: f"this kernel was built without network namespaces; use another kernel, or the guest kernel: {GUEST}",
     },
     "veth": {
         "docker": "on the host: sudo modprobe veth",
         "podman": "on the host: sudo modprobe veth",
-        _FIXED: f"this kernel was built without veth; take another, or the guest kernel: {GUEST}",
+        _FIXED: f"this kernel was built without veth; use another kernel, or the guest kernel: {GUEST}",
         _ELSE: "sudo modprobe veth",
     },
     "netem": {
@@ -141,7 +143,7 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
         "ubuntu": "sudo apt install linux-modules-extra-{release} && sudo modprobe sch_netem",
         "fedora": "sudo dnf install kernel-modules-extra-{release} && sudo modprobe sch_netem",
         "github runner": "sudo apt-get install linux-modules-extra-{release} && sudo modprobe sch_netem"
-        " (where that package is gone: --engine relay, or python -m testbed vm --build)",
+        " (if that package is gone: --engine relay, or python -m testbed vm -- COMMAND)",
         "docker": "on the host: sudo modprobe sch_netem",
         "podman": "on the host (podman machine ssh): sudo modprobe sch_netem",
         "docker desktop": f"its kernel has none; {_RELAY_OR_GUEST}",
@@ -152,46 +154,46 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
     "old netem": {_ELSE: f"it needs Linux 6.6 or newer; {_RELAY_OR_GUEST}"},
     "tun": {
         _CONTAINER: _PRIVILEGED,
-        _FIXED: f"this kernel was built without TUN; take --engine netem, or the guest kernel: {GUEST}",
+        _FIXED: f"this kernel was built without TUN; use --engine netem, or the guest kernel: {GUEST}",
         _ELSE: "sudo modprobe tun",
     },
     "real-time": {
         _CONTAINER: "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
-        _ELSE: "run as root: sudo {python} -m testbed ...",
+        _ELSE: "run as root: sudo {testbed} ...",
     },
     "congestion control": {
         "docker": "on the host: sudo modprobe -a tcp_bbr tcp_cubic",
-        "docker desktop": "choose one that is there: --set congestion_control=cubic",
+        "docker desktop": "choose an available one: --set congestion_control=cubic",
         "podman": "on the host: sudo modprobe -a tcp_bbr tcp_cubic",
-        "wsl2": "choose one that is there: --set congestion_control=cubic",
-        _FIXED: "choose one that is there: --set congestion_control=cubic",
+        "wsl2": "choose an available one: --set congestion_control=cubic",
+        _FIXED: "choose an available one: --set congestion_control=cubic",
         _ELSE: "sudo modprobe -a tcp_bbr tcp_cubic",
     },
     "user namespaces": {
         _CONTAINER: _PRIVILEGED,
         "debian": "run as root, or: sudo sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
-        "apparmor": "run as root, or give {python} an AppArmor profile for user namespaces:"
-        " docs/virtual-machines.md has it",
+        "apparmor": "run as root, or install an AppArmor profile that allows {python} user namespaces:"
+        " see docs/virtual-machines.md",
         _ELSE: "run as root, or: sudo sysctl -w user.max_user_namespaces=10000",
     },
     "tun for users": {_ELSE: "run as root, or: sudo chmod 0666 /dev/net/tun"},
     "unreadable program": {_ELSE: "sudo chmod -R a+rX {prefix} (and each folder above it, and above its Python)"},
     "late timers": {
-        "wsl2": "end what else runs; leave WSL two processors or more (processors= in .wslconfig)",
-        _ELSE: "end what else runs; give a virtual machine processors of its own;"
-        " a certificate will say whether it matters",
+        "wsl2": "stop other programs; give WSL at least two processors (processors= in .wslconfig)",
+        _ELSE: "stop other programs; dedicate processors to a virtual machine;"
+        " a certificate will show whether it matters",
     },
-    "other load": {_ELSE: "end what else runs: `top` names it"},
-    "disk": {_ELSE: "make room, or write elsewhere: --results FOLDER"},
+    "other load": {_ELSE: "stop other programs: `top` lists them"},
+    "disk": {_ELSE: "free disk space, or write elsewhere: --results FOLDER"},
 }
-"""By platform, `a container` for those containers that are not named, `else` for the rest.
+"""Remedies by platform, with `a container` for other containers and `else` for the rest.
 
-A row about a kernel's parts may say what holds for a kernel that loads no modules.
+A row about kernel features may have an entry for kernels without loadable modules.
 """
 
 
 def remedy(problem: Problem, machine: Facts) -> str:
-    """Say what mends `problem` on a machine: one command, or one choice."""
+    """Return the remedy for `problem` on a machine: one command, or one choice."""
     row = _TABLE[problem]
     where: str = platform(machine)
     if _FIXED in row and "/proc/modules" not in machine.marks:
@@ -204,6 +206,7 @@ def remedy(problem: Problem, machine: Facts) -> str:
     text = row.get(where, row[fallback])
     fields = {
         "python": sys.executable,
+        "testbed": paths.script(),
         "prefix": sys.prefix,
         "release": machine.release,
         "architecture": machine.architecture,

@@ -1,4 +1,4 @@
-"""Whether this machine keeps time while no lab stands: how late sleeps end, and how busy others keep its processors."""
+"""This machine's timekeeping without a lab: lateness of sleeps, and load by other programs."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ _SLEEP_NS = 2_000_000
 _SLEEPS = 250
 _PRIORITY = 50
 _BUSY = 0.5
-"""Share of the processors that others may use: on two, a relay and a probe still have one to themselves."""
+"""Maximum share of the processors in use by others: with two, one remains for relay and probe."""
 
 
 class Timekeeping(NamedTuple):
-    """What half a second showed in which this process mostly slept."""
+    """Measurements over half a second of mostly sleeping."""
 
     sleep_ms: float
     late_p99_ms: float
-    """How late the 99th of 100 sleeps ended."""
+    """99th percentile of the lateness of sleeps."""
     late_worst_ms: float
     real_time: bool
     """Whether the sleeper had a real-time priority (SCHED_FIFO)."""
     fine_timers: bool
-    """Whether the kernel's timers are finer than its tick (CONFIG_HIGH_RES_TIMERS), as its packet scheduler says."""
+    """Whether the kernel's timers are finer than its tick (CONFIG_HIGH_RES_TIMERS), according to its packet
+    scheduler."""
     processors: int
-    """Those that this process may use."""
+    """Number of processors available to this process."""
     busy: float
-    """Share of all processors' time that was used, or taken by the machine around a virtual one."""
+    """Share of all processors' time that was used, or stolen by a hypervisor."""
     load: float
-    """Processes that ran or wanted to, averaged over a minute."""
+    """Load average over one minute."""
 
 
 def measure_timekeeping() -> Timekeeping:
-    """Sleep 250 times 2 ms, at a real-time priority if that is granted, and see what the machine did meanwhile."""
+    """Sleep 250 times for 2 ms, at a real-time priority if granted, and observe the machine."""
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
@@ -83,7 +84,7 @@ def _fine_timers() -> bool:
 
 
 def judge_timers(kept: Timekeeping) -> str:
-    """Describe how sleeps end; CapabilityError where they end too late to emulate a link."""
+    """Describe the lateness of sleeps; CapabilityError where it is too large to emulate a link."""
     how = "at" if kept.real_time else "without"
     text = f"sleeps of {kept.sleep_ms:.0f} ms end {kept.late_p99_ms:.2f} ms late (p99, at worst "
     text += f"{kept.late_worst_ms:.2f}) {how} real-time priority"
@@ -95,15 +96,15 @@ def judge_timers(kept: Timekeeping) -> str:
 
 
 def judge_priority(kept: Timekeeping) -> str:
-    """Say that the sleeper had a real-time priority; CapabilityError where that is refused."""
+    """Report a granted real-time priority; CapabilityError where it is refused."""
     if not kept.real_time:
-        raise CapabilityError("a process may not have a real-time priority (SCHED_FIFO) here")
+        raise CapabilityError("cannot get a real-time priority (SCHED_FIFO) here")
     return "SCHED_FIFO granted"
 
 
 def judge_load(kept: Timekeeping) -> str:
-    """Describe how busy the processors are; CapabilityError where others keep them busy."""
-    text = f"{kept.processors} to use, load {kept.load:.1f}, {kept.busy:.0%} of the machine busy just now"
+    """Describe the load; CapabilityError where other programs cause too much."""
+    text = f"{kept.processors} processors, load {kept.load:.1f}, {kept.busy:.0%} of the machine busy now"
     if kept.busy > _BUSY:
-        raise CapabilityError(f"{text}: what is measured now will show it")
+        raise CapabilityError(f"{text}: measurements will be affected")
     return text

@@ -1,14 +1,13 @@
-"""How does a link behave, seen from outside? A program measures access links with sockets at both ends and one clock.
+"""Measures access links from outside: a program with sockets at both ends of a link and one clock.
 
-One process per link measures at the same time as the others, but no more of them move bulk at a time than there are
-CPUs.
+Each link has its own process; all measure concurrently, but at most one per CPU transfers bulk at a time.
 
-job.py       what to measure on a link, as the program is told it
-readings.py  what it found: plain numbers, which the certificate judges
-__main__.py  the program: a process per link, and their turns
-session.py   the measurements of one link, in an order in which none disturbs the next
+job.py       the order to the program: what to measure on a link
+readings.py its results: plain numbers, judged by the certificate
+__main__.py the program: a process per link, taking turns
+session.py   the measurements of one link, ordered so that none disturbs the next
 echo.py      ICMP echoes: round trip and MTU
 stream.py    TCP: messages after idle, and bulk
-datagrams.py UDP trains, offered and received; patterns.py decides what is offered and counts what arrived
+datagrams.py UDP trains, sent and received; patterns.py plans them and analyses arrivals
 sockets.py   sockets inside namespaces, their buffers and the kernel's time stamps
 """

@@ -1,6 +1,6 @@
-"""The probe program: it is asked for jobs and answers with readings, from one forked process per link.
+"""The probe program: it receives jobs and returns readings, from one forked process per link.
 
-Started by `testbed.net.certificate.certify`. It imports little, for every certificate waits for it to start.
+Started by `testbed.net.certificate.certify`. It imports little, because every certificate waits for its start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAST_BPS = 150_000_000
 
 
 class Turns:
-    """Tokens in a pipe, shared by forks: whoever moves bulk holds one."""
+    """Tokens in a pipe, shared by forks: a process holds one while it transfers bulk."""
 
     def __init__(self, count: int) -> None:
         self._taken_from, self._given_to = os.pipe()
@@ -29,7 +29,7 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a token, and give it back."""
+        """Wait for a token, and return it afterwards."""
         token = os.read(self._taken_from, 1)
         try:
             yield
@@ -38,8 +38,8 @@ class Turns:
 
 
 def _at_once(jobs: Sequence[ProbeJob], cpus: int) -> int:
-    """Return the number of links that may move bulk at a time: one per CPU, but only one where a link could take them
-    all.
+    """Return the number of links that may transfer bulk at a time: one per CPU, but only one if a link could use all
+    CPUs.
     """
     shaped = [shape.rate_bps for job in jobs for shape in (job.up, job.down) if shape]
     unshaped = any(job.up is None or job.down is None for job in jobs)
@@ -47,7 +47,7 @@ def _at_once(jobs: Sequence[ProbeJob], cpus: int) -> int:
 
 
 def _start(job: ProbeJob, turns: Turns) -> tuple[int, int]:
-    """Measure one link in a process of its own; return its pid and the descriptor to read its readings from."""
+    """Measure one link in a separate process; returns its pid and the descriptor with its readings."""
     parent = os.getpid()
     reader, writer = os.pipe()
     if pid := os.fork():
@@ -63,7 +63,7 @@ def _start(job: ProbeJob, turns: Turns) -> tuple[int, int]:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(status)  # never into the parent's code
+        os._exit(status)  # never return into the parent's code
 
 
 def _finish(job: ProbeJob, pid: int, reader: int) -> Readings:

@@ -1,7 +1,7 @@
-"""Offer UDP packets with a number and a time of sending on each, and read them at the other end.
+"""Send UDP packets with a number and a time stamp each, and read them at the other end.
 
-Few and small, they show what a link loses, doubles and reorders, and how long it takes; more than the link carries,
-they show its rate and its buffer. patterns.py decides which.
+Few and small packets show a link's loss, duplication, reordering and delay; overload shows its rate and its buffer.
+patterns.py chooses the pattern.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from testbed.net.probe.sockets import arrival_ns, grow_buffers, stamp_arrivals
 
 HEADERS = 28  # IPv4 and UDP
 _UDP_SEGMENT = 103
-_UDP_BYTES = 65_507  # the most that one call can send
+_UDP_BYTES = 65_507  # maximum of one call
 _SEND_BUFFER_BYTES, _RECEIVE_BUFFER_BYTES = 16 << 20, 128 << 20
 _TICK_NS = 1_000_000
-_READ_AT_ONCE = 32  # in a tick: to read them all would take longer than the lead
-_UNREAD_BYTES = 2_500  # what a packet takes at most of the receiver's buffer
-_KEPT = 2_000  # transit times that a reading holds
+_READ_AT_ONCE = 32  # per tick: reading all would take longer than the lead
+_UNREAD_BYTES = 2_500  # maximum of the receiver's buffer per packet
+_KEPT = 2_000  # transit times in a reading
 _MARK = struct.Struct("<iiq")  # train, number, nanoseconds of CLOCK_REALTIME
 _LATENESS_BUCKETS = 64
 
 
 class SleepTimer:
-    """Sleep, and count each sleep by its lateness: what the host did to the probe while it measured.
+    """Sleeps, and counts sleeps by lateness: the host's effect on the probe during measurement.
 
     The buckets are the relay's own (see `testbed.net.relay.lateness_percentile`).
     """
 
     def __init__(self) -> None:
         self.lateness = [0] * _LATENESS_BUCKETS
-        """Element k: sleeps that ended less than 2**k us, and no less than half that, after they should have."""
+        """Element k: sleeps that ended less than 2**k us, and at least half of that, late."""
 
     def sleep(self, seconds: float) -> None:
         """Sleep and count."""
@@ -52,7 +52,7 @@ class DatagramFlow:
     """One direction of one link: a sending and a receiving socket."""
 
     def __init__(self, job: ProbeJob, way: LinkDirection, sender: socket.socket, receiver: socket.socket) -> None:
-        """Take two UDP sockets, the sender connected to the receiver. The direction must be shaped."""
+        """Use two UDP sockets, the sender connected to the receiver. The direction must be shaped."""
         shape = job.shape(way)
         assert shape is not None
         self.way, self.shape, self.mtu = way, shape, job.mtu
@@ -60,21 +60,20 @@ class DatagramFlow:
         self._can_cut = True
         self._train = 0
         grow_buffers(sender, _SEND_BUFFER_BYTES)
-        # Packets stay in the receiver's buffer while others are offered: reading takes CPU time from sending.
+        # Packets stay in the receiver's buffer during sending, because reading takes CPU time from it.
         granted = grow_buffers(receiver, _RECEIVE_BUFFER_BYTES)
         self.small_buffers = granted < _RECEIVE_BUFFER_BYTES
         self._unread_most = granted // _UNREAD_BYTES // 2
-        # Stamped by the kernel on arrival: the probe may sleep, and reads several at once.
+        # The kernel stamps arrivals, because the probe may sleep and reads several at once.
         stamp_arrivals(receiver)
         for end in (sender, receiver):
             end.setblocking(False)
 
     def begin(self, pattern: OfferPattern) -> None:
-        """Forget earlier trains; offer this pattern from now on."""
+        """Discard earlier trains; send this pattern from now on."""
         self._pattern = pattern
-        # One call sends what is due in a tick, and the kernel cuts it into packets before they reach the device: a
-        # tenth of the CPU time, or slow machines could not offer enough. Not so much at once that the link's buffer
-        # would notice.
+        # One call sends a tick's packets, and the kernel segments them before the device, at a tenth of the CPU time,
+        # which slow machines need. Bursts are too small to affect the link's buffer.
         self._payload_bytes = pattern.packet_bytes - HEADERS
         tick = int((pattern.packets_per_s + pattern.lead_per_s) * _TICK_NS * 1e-9)
         most = min(_UDP_BYTES // self._payload_bytes, self.shape.buffer_bytes // pattern.packet_bytes // 4, 60)
@@ -82,7 +81,7 @@ class DatagramFlow:
         self._train += 1
         self.sent = 0
         self.numbers, self.sent_at, self.arrived_at = array("q"), array("q"), array("q")
-        self._alone: set[int] = set()  # numbers of packets that had none of ours just before them
+        self._alone: set[int] = set()  # numbers of packets without another of ours just before them
 
     def _together(self, packets: int) -> None:
         self._burst = max(1, packets)
@@ -90,7 +89,7 @@ class DatagramFlow:
         self._sender.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, self._payload_bytes if self._burst > 1 else 0)
 
     def offer(self, elapsed_ns: int) -> None:
-        """Send what the pattern wants to have been sent after this time."""
+        """Send the packets that the pattern schedules by this time."""
         wanted = self._pattern.wanted(elapsed_ns)
         self._alone.add(self.sent)
         while self.sent < wanted:
@@ -110,7 +109,7 @@ class DatagramFlow:
             self.sent += self._burst
 
     def take(self, most: int = 1 << 62) -> None:
-        """Read what has arrived, but no more than `most` packets."""
+        """Read at most `most` arrived packets."""
         for _ in range(most):
             try:
                 content, ancillary, _, _ = self._receiver.recvmsg(_MARK.size, 64)
@@ -118,32 +117,32 @@ class DatagramFlow:
                 return
             train, number, sent_at = _MARK.unpack(content)
             if train != self._train:
-                continue  # one that an overloaded machine brings after its own train was read
+                continue  # a straggler from an earlier train on an overloaded machine
             self.numbers.append(number)
             self.sent_at.append(sent_at)
             self.arrived_at.append(arrival_ns(ancillary))
 
     def take_some(self) -> None:
-        """Read only if the receiver's buffer could overflow."""
+        """Read only if the receiver's buffer might overflow."""
         if self.sent - len(self.numbers) > self._unread_most:
             self.take(max(_READ_AT_ONCE, 3 * self._burst))
 
     @property
     def drained_after_ns(self) -> int:
-        """The longest time that the last packet takes to arrive, once offering has ended."""
+        """The longest time until the last packet arrives, after sending has ended."""
         queued = self.sent * (self._pattern.packet_bytes + self.shape.overhead_bytes)
         wait_ns = min(self.shape.buffer_bytes, queued) * 8e9 / self.shape.rate_bps
         return self.shape.delay_ns + self.shape.jitter_ns + round(1.1 * wait_ns) + 20 * _TICK_NS
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more can arrive."""
+        """Whether all packets have arrived or can no longer do so."""
         return len(self.numbers) >= self.sent and not self.shape.duplicate
 
     def reading(self, offer_ns: int) -> PacketTrain:
-        """Summarise what the train showed."""
+        """Summarise the train."""
         order = order_of(self.numbers, self.sent)
-        # A link whose packets jump its queue carries them beside its rate.
+        # Packets that jump the queue do not count towards the rate.
         beside: frozenset[int] = order.overtakers if self.shape.reorder else frozenset()
         first, last, counted = self._steady(beside)
         return PacketTrain(
@@ -163,7 +162,9 @@ class DatagramFlow:
         )
 
     def _steady(self, beside: frozenset[int]) -> tuple[int, int, int]:
-        """First and last arrival once jitter has settled, which a queue then hides; and the count after the first."""
+        """Return the first and last arrival after jitter has settled, hidden by the queue, and the count after the
+        first.
+        """
         places = [place for place in range(len(self.numbers)) if place not in beside]
         if len(places) < 2:
             return 0, 0, 0
@@ -174,7 +175,7 @@ class DatagramFlow:
         return self.arrived_at[steady[0]], self.arrived_at[steady[-1]], len(steady) - 1
 
     def _transits(self, beside: frozenset[int]) -> list[int]:
-        """Times on the way: of packets that none of ours preceded, or of all sent since a buffer was full."""
+        """Return transit times: of packets not preceded by ours, or of all sent after the buffer was full."""
         if not self.numbers:
             return []
         begin = min(self.sent_at) + round(self._pattern.full_after_s * 1e9)
@@ -188,7 +189,7 @@ class DatagramFlow:
 
 
 def exchange(flows: Sequence[DatagramFlow], patterns: Sequence[OfferPattern], timer: SleepTimer) -> list[PacketTrain]:
-    """Offer a pattern on each flow, all at once, then wait for what is under way."""
+    """Send a pattern on each flow, concurrently, then wait for packets in flight."""
     for flow, pattern in zip(flows, patterns, strict=True):
         flow.begin(pattern)
     start = time.monotonic_ns()

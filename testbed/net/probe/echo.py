@@ -17,7 +17,7 @@ from testbed.net.probe.sockets import arrival_ns, stamp_arrivals
 _IP_MTU_DISCOVER, _IP_PMTUDISC_DO = 10, 2
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_REPLIES = struct.pack("=I", 0xFFFFFFFF & ~1)
-"""Types to hold back, by bit: a node in the middle of a line also hears the requests of its other link's probe."""
+"""Types to filter out, by bit: a middle node of a line also receives requests from its other link's probe."""
 _ECHO_REPLY, _ECHO_REQUEST = 0, 8
 _ECHO = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence number (RFC 792)
 _HEADERS = 28  # IPv4 and ICMP
@@ -25,16 +25,16 @@ PAYLOAD_BYTES = ECHO_BYTES - _HEADERS
 
 
 class EchoAnswer(NamedTuple):
-    """A packet as it came."""
+    """A received packet."""
 
     at_ns: int
-    """CLOCK_REALTIME, the one that the kernel stamps packets with."""
+    """CLOCK_REALTIME, the kernel's clock for stamping packets."""
     packet: bytes
     """From its IPv4 header on."""
 
 
 def echo_request(identifier: int, sequence: int, payload_bytes: int) -> bytes:
-    """Build an ICMP echo request whose payload says whose it is."""
+    """Build an ICMP echo request whose payload identifies its sender."""
     mark = b"testbed link probe "
     payload = (mark * (payload_bytes // len(mark) + 1))[:payload_bytes]
     checksum = _checksum(_ECHO.pack(_ECHO_REQUEST, 0, 0, identifier, sequence) + payload)
@@ -50,7 +50,7 @@ def _checksum(content: bytes) -> int:
 
 
 def echo_replies(answers: list[EchoAnswer], identifier: int, source: str) -> dict[int, int]:
-    """Map the sequence numbers that `source` replied to, to the arrival of the reply or of its first copy."""
+    """Map each sequence number that `source` replied to, to the arrival of the first reply."""
     wanted = socket.inet_aton(source)
     arrived: dict[int, int] = {}
     for at_ns, packet in answers:
@@ -64,7 +64,7 @@ def echo_replies(answers: list[EchoAnswer], identifier: int, source: str) -> dic
 
 
 def open_echo_socket() -> socket.socket:
-    """Open a raw ICMP socket in the calling thread's namespace that never fragments and hears replies only."""
+    """Open a raw ICMP socket in the calling thread's namespace that never fragments and receives only replies."""
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
     stamp_arrivals(raw)
@@ -82,8 +82,8 @@ def _collect(raw: socket.socket, until_ns: int, wanted: int, answers: list[EchoA
 
 
 def echo_train(raw: socket.socket, target: str, count: int, spacing_ns: int, patience_ns: int) -> tuple[int, list[int]]:
-    """Send `count` echoes, one each `spacing_ns`; return the size of one packet and the round-trip times.
-    One more goes first and is not counted: it fills caches and, where there are any, neighbour tables.
+    """Send `count` echoes, one each `spacing_ns`; return the size of one packet and the round-trip times. An uncounted
+    first one fills caches and neighbour tables.
     """
     identifier = id(raw) & 0xFFFF
     packets = [echo_request(identifier, sequence, PAYLOAD_BYTES) for sequence in range(count + 1)]
@@ -93,14 +93,14 @@ def echo_train(raw: socket.socket, target: str, count: int, spacing_ns: int, pat
         sent.append(time.time_ns())
         raw.sendto(packet, (target, 0))
         pause = patience_ns if number in (0, count) else spacing_ns
-        # After the first and the last, wait for all that is missing, no longer than patience.
+        # After the first and the last, wait for missing replies, at most `patience_ns`.
         _collect(raw, time.monotonic_ns() + pause, number + 1 if number in (0, count) else count + 2, answers)
     arrived = echo_replies(answers, identifier, target)
     return len(packets[0]) + 20, [arrived[n] - sent[n] for n in range(1, count + 1) if n in arrived]
 
 
 def packet_passes(raw: socket.socket, target: str, packet_bytes: int, patience_ns: int, attempts: int) -> bool:
-    """Tell whether an unfragmented IP packet of this size is answered, in one of the attempts."""
+    """Return whether one of the attempts gets a reply to an unfragmented IP packet of this size."""
     identifier = ~id(raw) & 0xFFFF
     for attempt in range(attempts):
         if packet_refused(raw, target, packet_bytes, attempt):
@@ -113,7 +113,7 @@ def packet_passes(raw: socket.socket, target: str, packet_bytes: int, patience_n
 
 
 def packet_refused(raw: socket.socket, target: str, packet_bytes: int, sequence: int = 0xFFFF) -> bool:
-    """Send an unfragmented packet of this size, and tell whether the kernel refuses to."""
+    """Send an unfragmented packet of this size; returns whether the kernel refuses."""
     try:
         raw.sendto(echo_request(~id(raw) & 0xFFFF, sequence, packet_bytes - _HEADERS), (target, 0))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tell the probe what to measure on one link: numbers that size its tests, not what the readings are judged by."""
+"""The probe's order for one link: sizes of its tests, without the values that readings are judged by."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 
 SMALL_BYTES = 60
-"""An IP packet of ours that carries a number, a time and little more."""
+"""IP packet of the probe with a number and a time stamp."""
 ECHO_BYTES = 84
 """An IP packet of an ICMP echo, as ping sends it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirectionShape:
-    """What the probe must know of one shaped direction to size its tests."""
+    """Properties of a shaped direction that size the probe's tests."""
 
     rate_bps: int
     delay_ns: int
     jitter_ns: int
     buffer_bytes: int
     loss: float
-    """Share of packets, in the long run."""
+    """Long-run share of lost packets."""
     reorder: float
     duplicate: float
     overhead_bytes: int
-    """Counted on top of each IP packet: 14 where the rate counts Ethernet frames, else 0."""
+    """Counted in addition to each IP packet: 14 where the rate counts Ethernet frames, otherwise 0."""
     light_pps: float
-    """Small packets per second that leave room on the wire, in the buffer and on the CPU."""
+    """Rate of small packets that leaves headroom on the wire, in the buffer and on the CPU."""
     peak_bps: int
-    """The highest rate that the direction ever has while it is played."""
+    """The direction's maximum rate while it is played."""
     peak_loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeJob:
-    """What to measure on one link, and for how long."""
+    """Measurements of one link and their durations."""
 
     link: str
     near_fd: int
@@ -58,17 +58,17 @@ class ProbeJob:
     idle_s: float
     """Silence before each message."""
     warm_up_s: float
-    """How long each direction is given to open its congestion window."""
+    """Time for each direction to open its congestion window."""
     light_s: float
-    """How long small packets are offered in both directions at once."""
+    """Duration of small packets in both directions at once."""
     spaced_s: float
-    """How long packets are sent so far apart that each shows its own jitter; 0: there is none."""
+    """Duration of packets spaced so widely that each shows its own jitter; 0: no jitter."""
     rate_s: float
-    """How long UDP packets are offered, faster than the link, at least: until its buffer is full."""
+    """Minimum duration of UDP overload, which lasts until the buffer is full."""
     bulk_s: float
-    """How long TCP streams once it is up to speed; 0: not at all."""
+    """Duration of TCP streaming at full speed; 0: none."""
     follow_s: float
-    """Where not 0, only this is done: the link varies and is offered more than it ever carries, for this long."""
+    """If not 0, measure only this: overload of the varying link for this long."""
 
     def shape(self, way: LinkDirection) -> DirectionShape | None:
         """Return one direction; None: unshaped."""

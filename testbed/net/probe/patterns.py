@@ -1,4 +1,4 @@
-"""Decide in what pattern packets are offered, and tell from their numbers what became of them. Pure."""
+"""Plan patterns of packets, and derive loss, copies and order from received numbers. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from testbed.net.probe.job import SMALL_BYTES, DirectionShape
 
 _LEAD_S = 0.02
-_QUEUED_AT_ONCE = 200  # packets: what a device's queue holds for certain
+_QUEUED_AT_ONCE = 200  # packets that a device's queue always holds
 
 
-# ------------------------------------------------------------------ what is offered
+# ------------------------------------------------------------------ sending
 class OfferPattern(NamedTuple):
-    """A way to offer packets."""
+    """A pattern of sent packets."""
 
     packet_bytes: int
-    """Of each IP packet."""
+    """Size of each IP packet."""
     packets_per_s: float
     seconds: float
     lead: float = 0.0
@@ -24,7 +24,7 @@ class OfferPattern(NamedTuple):
     lead_per_s: float = 0.0
     """... at this speed ..."""
     at_once: float = 0.0
-    """... except for this many, which go at the start."""
+    """... except for this many, sent at the start."""
 
     @property
     def full_after_s(self) -> float:
@@ -32,37 +32,37 @@ class OfferPattern(NamedTuple):
         return max(0.0, self.lead - self.at_once) / self.lead_per_s if self.lead_per_s else 0.0
 
     def wanted(self, elapsed_ns: int) -> float:
-        """Return the number of packets to have been sent by then."""
+        """Return the number of packets due by then."""
         elapsed_s = min(elapsed_ns * 1e-9, self.seconds)
         return self.packets_per_s * elapsed_s + min(self.lead, self.at_once + self.lead_per_s * elapsed_s)
 
 
 def light(shape: DirectionShape, seconds: float) -> OfferPattern:
-    """Offer small packets, fast, yet never so many that one of them waits for another."""
+    """Send small packets, fast, but never so many that one waits for another."""
     return OfferPattern(SMALL_BYTES, shape.light_pps, seconds)
 
 
 def spaced(shape: DirectionShape, seconds: float) -> OfferPattern:
-    """Offer small packets so far apart that jitter cannot push one against the next: each shows its own delay."""
+    """Send small packets so far apart that jitter cannot bunch them: each shows its own delay."""
     packet_s = (SMALL_BYTES + shape.overhead_bytes) * 8 / shape.rate_bps
     return OfferPattern(SMALL_BYTES, 1 / (2.2e-9 * shape.jitter_ns + packet_s + 0.001), seconds)
 
 
 def peak(shape: DirectionShape, mtu: int, seconds: float) -> OfferPattern:
-    """Offer more full packets than a varying link ever carries, and on top what it loses or lets jump the queue."""
+    """Send more full packets than a varying link ever carries, plus those that it loses or lets jump the queue."""
     admitted = max(0.1, 1 - shape.peak_loss) * max(0.1, 1 - shape.reorder)
     return OfferPattern(mtu, 1.05 * shape.peak_bps / ((mtu + shape.overhead_bytes) * 8) / admitted, seconds)
 
 
 def overload(shape: DirectionShape, mtu: int, load: float, seconds: float) -> OfferPattern:
-    """Offer full packets, `load` times what the link carries, after a lead that fills its buffer. It lasts until that
-    is full, and for `seconds` at least.
+    """Send full packets at `load` times the link's rate, after a lead that fills its buffer. It lasts until the buffer
+    is full, and at least for `seconds`.
     """
     packet_bits = (mtu + shape.overhead_bytes) * 8
     carried = shape.rate_bps / packet_bits
-    admitted = max(0.05, 1 - shape.loss) * max(0.05, 1 - shape.reorder)  # neither takes part in the queue
-    # The lead fills the buffer once and a bit. Slow links take it at four times their rate, fast ones at a quarter
-    # more: what a relay cannot read in time would be lost before the link.
+    admitted = max(0.05, 1 - shape.loss) * max(0.05, 1 - shape.reorder)  # neither enters the queue
+    # The lead slightly overfills the buffer. Slow links get it at four times their rate, fast ones at 1.25 times,
+    # because packets that a relay cannot read in time would be lost before the link.
     extra = min(3.0, max(0.25, 60e6 / shape.rate_bps)) * carried
     buffer = shape.buffer_bytes / (mtu + shape.overhead_bytes)
     lead = 1.2 * buffer + 2
@@ -73,17 +73,17 @@ def overload(shape: DirectionShape, mtu: int, load: float, seconds: float) -> Of
     return filled._replace(seconds=max(seconds, filled.full_after_s + max(0.1, 15 / carried)))
 
 
-# ------------------------------------------------------------------ what arrives
+# ------------------------------------------------------------------ arrivals
 class ArrivalOrder(NamedTuple):
-    """What became of a train of packets numbered from 0."""
+    """Arrivals of a train of packets numbered from 0."""
 
     lost: int
     """Numbers that never arrived."""
     bursts: int
     """Runs of consecutive lost numbers."""
     overtakers: frozenset[int]
-    """Places in the arrival order, from 0, of packets that arrived before one that was sent earlier. A packet that
-    jumps a queue of k is one overtaker; RFC 4737 would count the k that it passed as reordered.
+    """Positions in the arrival order, from 0, of packets that arrived before an earlier one. A packet that jumps a
+    queue of k is one overtaker; RFC 4737 would count the k packets that it passed as reordered.
     """
     copies: int
     """Arrivals of a number that had arrived before."""

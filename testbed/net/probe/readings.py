@@ -1,4 +1,4 @@
-"""Report what was found on one link: plain numbers, no verdicts."""
+"""Readings of one link: plain numbers, no verdicts."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class TimedMessage:
     way: LinkDirection
     size: int
     elapsed_ns: int
-    """From before the first byte was handed to the kernel to when the last byte had been read at the other end."""
+    """From just before the first byte was passed to the kernel until the last byte was read at the other end."""
     retransmits: int
 
 
 @dataclass(kw_only=True)
 class PacketTrain:
-    """UDP packets in one direction, numbered and stamped: what was sent and what became of it."""
+    """Numbered and stamped UDP packets in one direction: sent and received."""
 
     way: LinkDirection
     packet_bytes: int = 0
     """The size of each IP packet."""
     sent: int = 0
     offer_ns: int = 0
-    """The time that it took to send them."""
+    """Duration of sending."""
     arrived: int = 0
     """Copies included."""
     counted: int = 0
-    """Packets that arrived in `span_ns`, without the first and without those that jumped a queue."""
+    """Packets that arrived in `span_ns`, without the first and those that jumped a queue."""
     span_ns: int = 0
-    """From the first arrival, or from when jitter had settled, to the last, by the kernel's clock."""
+    """From the first arrival, or after jitter had settled, to the last, by the kernel's clock."""
     end_ns: int = 0
-    """The last arrival, on CLOCK_MONOTONIC."""
+    """Time of the last arrival, on CLOCK_MONOTONIC."""
     lost: int = 0
     bursts: int = 0
     """Runs of consecutive lost packets."""
@@ -44,12 +44,12 @@ class PacketTrain:
     """Packets that arrived before one sent earlier."""
     copies: int = 0
     transit_ns: list[int] = field(default_factory=list)
-    """Times from sending to arrival of a sample of them; in overload only of those sent after the buffer was full."""
+    """Transit times of a sample of packets; under overload only of those sent after the buffer was full."""
 
 
 @dataclass(kw_only=True)
 class BulkTransfer:
-    """TCP in one direction, as fast as it goes."""
+    """TCP in one direction, at full speed."""
 
     way: LinkDirection
     size: int
@@ -60,40 +60,40 @@ class BulkTransfer:
 
 @dataclass(kw_only=True)
 class Readings:
-    """Everything that was found on one link."""
+    """All readings of one link."""
 
     link: str
     scheduling: str = ""
     """Scheduling class of the probe."""
     rtt_ns: list[int] = field(default_factory=list)
-    """One per ICMP echo that was answered."""
+    """One per ICMP echo with a reply."""
     echoes: int = 0
     echo_bytes: int = 0
     """The size of each echo packet."""
     full_packet_passed: bool = False
-    """A packet of the MTU's size, not to be fragmented, was answered."""
+    """Whether an unfragmented packet of the MTU's size got a reply."""
     bigger_packet_refused: bool = False
-    """One byte more was refused by the kernel."""
+    """Whether the kernel refused a packet one byte larger."""
     packet_payload_bytes: int = 0
-    """TCP payload of a full packet, as the kernel says."""
+    """TCP payload of a full packet, according to the kernel."""
     window_bytes: dict[LinkDirection, int] = field(default_factory=dict)
     """Congestion window after the warm-up."""
     messages: list[TimedMessage] = field(default_factory=list)
     light: list[PacketTrain] = field(default_factory=list)
-    """Small packets, few enough not to wait for each other."""
+    """Small packets, sparse enough not to wait for each other."""
     spaced: list[PacketTrain] = field(default_factory=list)
-    """Small packets that jitter cannot push together; none where no jitter was asked for."""
+    """Small packets too sparse for jitter to bunch; empty without jitter in the profile."""
     overload: list[PacketTrain] = field(default_factory=list)
-    """Full packets, more than the link carries."""
+    """Full packets, beyond the link's rate."""
     followed: list[PacketTrain] = field(default_factory=list)
-    """Full packets, more than the link ever carries while it varies."""
+    """Full packets, beyond the varying link's maximum rate."""
     bulk: list[BulkTransfer] = field(default_factory=list)
     small_buffers: bool = False
-    """The kernel refused socket buffers beyond its limits."""
+    """Whether the kernel refused socket buffers beyond its limits."""
     timer: list[int] = field(default_factory=list)
-    """The probe's own sleeps by how late they ended, see `timer.SleepTimer`."""
+    """Histogram of the lateness of the probe's own sleeps, see `datagrams.SleepTimer`."""
     faults: dict[str, str] = field(default_factory=dict)
-    """Phases ('echo', 'stream', 'datagrams') that could not be finished, with the reason."""
+    """Incomplete phases ('echo', 'stream', 'datagrams'), with the reason."""
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Readings:

@@ -1,4 +1,6 @@
-"""Measure one link, so that nothing disturbs what follows: idle echoes, messages, bulk, small packets, overload."""
+"""Measure one link in an order in which no phase disturbs the next: idle echoes, messages, bulk, small packets,
+overload.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,19 @@ from testbed.net.probe.sockets import socket_in
 from testbed.net.probe.stream import Stream, warm
 
 PRIORITY = 40
-"""Below the relay's: what is measured must not suffer from being measured."""
+"""Below the relay's, so that measuring does not disturb the link."""
 _UNSHAPED_BULK_S = 0.2
 _OVERLOAD = 1.05
 _OVERLOAD_PACKETS = 20_000
 _BOTH_AT_ONCE_BPS, _FOLLOWED_AT_ONCE_BPS = 40_000_000, 200_000_000
 _LONG_ROUND_TRIP_NS = 100_000_000
 Turn = Callable[[], contextlib.AbstractContextManager[None]]
-"""Entered while bytes are moved in bulk: links that share too few CPUs would otherwise measure these."""
+"""Entered during bulk transfers: links that share too few CPUs would otherwise measure CPU contention."""
 
 
 @contextlib.contextmanager
 def _phase(name: str, readings: Readings) -> Iterator[None]:
-    """Note a phase that cannot be finished, which is a reading too, and let the others go on."""
+    """Record a phase that fails, which is a reading, too, and continue with the others."""
     try:
         yield
     except OSError as error:
@@ -43,7 +45,7 @@ def _phase(name: str, readings: Readings) -> Iterator[None]:
 def _become_real_time(job: ProbeJob) -> str:
     """Ask for a real-time priority; return the scheduling class that the kernel granted.
 
-    An unshaped link is as fast as the CPU, which must not be taken from it.
+    Not for an unshaped link, which is as fast as the CPU and must not be deprived of it.
     """
     if job.up is None and job.down is None:
         return "SCHED_OTHER"
@@ -53,9 +55,9 @@ def _become_real_time(job: ProbeJob) -> str:
 
 
 def _patience_ns(job: ProbeJob) -> int:
-    """Return the longest time that an answer may take.
+    """Return the longest time to wait for a reply.
 
-    Where packets are lost we wait for it in vain, so not for long.
+    With loss, some waits are in vain, so they are short.
     """
     shapes = [shape for shape in (job.up, job.down) if shape]
     slack = 100_000_000 if any(shape.loss for shape in shapes) else 500_000_000
@@ -64,7 +66,7 @@ def _patience_ns(job: ProbeJob) -> int:
 
 
 def _attempts(job: ProbeJob) -> int:
-    """Return the number of packets after which, but for one case in a hundred thousand, one has been answered."""
+    """Return the number of packets of which at least one gets a reply, except in one case in a hundred thousand."""
     answered = math.prod(1 - shape.loss for shape in (job.up, job.down) if shape)
     return 1 if answered == 1 else min(40, math.ceil(math.log(1e-5) / math.log(1 - answered)) if answered else 40)
 
@@ -83,13 +85,13 @@ def _echoes(job: ProbeJob, readings: Readings) -> None:
 def _messages(job: ProbeJob, stream: Stream, readings: Readings, turn: Turn) -> None:
     readings.packet_payload_bytes = stream.packet_payload_bytes
     with turn():
-        # Over a long delay this is waiting for the most part.
+        # Over a long delay this is mostly waiting.
         readings.window_bytes = warm(stream, together=job.round_trip_ns > _LONG_ROUND_TRIP_NS)
     for _ in range(job.repeats):
         for sizes in job.messages:
             time.sleep(job.idle_s)
             with turn():
-                for way in LINK_DIRECTIONS:  # the other direction has been silent as long, but for acknowledgements
+                for way in LINK_DIRECTIONS:  # the other direction was equally silent, except for acknowledgements
                     readings.messages.append(stream.message(way, sizes[way]))
 
 
@@ -119,7 +121,7 @@ def _flows(job: ProbeJob, sockets: contextlib.ExitStack) -> list[DatagramFlow]:
 
 
 def _together(flows: list[DatagramFlow], bps: float, most_bps: float) -> list[list[DatagramFlow]]:
-    """Group the directions: both at once, or one after the other where both would ask too much of the CPU."""
+    """Group the directions: both at once, or one after the other if both would overload the CPU."""
     return [flows] if bps <= most_bps else [[flow] for flow in flows]
 
 
@@ -137,7 +139,7 @@ def _datagrams(job: ProbeJob, flows: list[DatagramFlow], readings: Readings, tim
         jittery = [flow for flow in flows if flow.shape.jitter_ns]
         readings.spaced += exchange(jittery, [patterns.spaced(flow.shape, job.spaced_s) for flow in jittery], timer)
     for group in _together(flows, sum(shape.rate_bps for shape in shapes), _BOTH_AT_ONCE_BPS):
-        # No more packets than the receiver's buffer holds: reading takes CPU time from sending.
+        # At most as many packets as the receiver's buffer holds, because reading takes CPU time from sending.
         seconds = [min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.shape.rate_bps) for flow in group]
         offered = [
             patterns.overload(flow.shape, job.mtu, _OVERLOAD, most) for flow, most in zip(group, seconds, strict=True)
@@ -147,7 +149,7 @@ def _datagrams(job: ProbeJob, flows: list[DatagramFlow], readings: Readings, tim
 
 
 def measure_link(job: ProbeJob, turn: Turn) -> Readings:
-    """Measure everything that the job asks for. Phases that fail are in `faults`."""
+    """Run all measurements of the job. Failed phases are in `faults`."""
     gc.disable()
     gc.freeze()
     timer = SleepTimer()

@@ -1,5 +1,5 @@
 """Open sockets inside a lab's namespaces, with buffers beyond the system's limits where the kernel grants them, and
-read the kernel's stamps of arrival: how long the probe takes to wake up is no property of the link.
+read the kernel's arrival stamps, which exclude the probe's wake-up time.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ _TIMESPEC = struct.Struct("@qq")
 
 
 def socket_in(namespace_fd: int, kind: int) -> socket.socket:
-    """Open an IPv4 socket in a namespace, which this process enters for good."""
+    """Open an IPv4 socket in a namespace, which this process enters permanently."""
     enter(namespace_fd)
     return socket.socket(socket.AF_INET, kind)
 
 
 def grow_buffers(end: socket.socket, wanted_bytes: int) -> int:
-    """Ask for buffers of `wanted_bytes` both ways; return what the receive buffer then holds, in the kernel's count.
+    """Request buffers of `wanted_bytes` in both directions; returns the size of the receive buffer as counted by the
+    kernel.
 
-    Without the privilege (a lab in a user namespace) it is what net.core.rmem_max and wmem_max allow.
+    Without privilege (a lab in a user namespace) net.core.rmem_max and wmem_max limit it.
     """
     for force, ask in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
         try:
             end.setsockopt(socket.SOL_SOCKET, force, wanted_bytes)
         except PermissionError:
-            # TCP's buffers grow by themselves, and further, as long as nothing is asked.
+            # TCP's buffers grow by themselves, and further, unless a size is set.
             if end.type == socket.SOCK_DGRAM:
                 end.setsockopt(socket.SOL_SOCKET, ask, wanted_bytes)
     return end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
 
 def stamp_arrivals(receiver: socket.socket) -> None:
-    """Have the kernel stamp every packet on arrival; `recvmsg` with room for 64 ancillary bytes returns the stamp."""
+    """Make the kernel stamp every packet on arrival; `recvmsg` with room for 64 ancillary bytes returns the stamp."""
     receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
 def arrival_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
-    """Return the stamp that came with a packet, in ns of CLOCK_REALTIME."""
+    """Return a packet's arrival stamp, in ns of CLOCK_REALTIME."""
     stamp: tuple[int, int] = _TIMESPEC.unpack(ancillary[0][2])
     return stamp[0] * 1_000_000_000 + stamp[1]

@@ -21,7 +21,7 @@ _CHUNK = bytes(1 << 20)
 _READ_PAUSE_S = 0.001
 _UNSHAPED_WINDOW = 1 << 20
 _FILLED = 0.6
-"""Of the buffer, by a stream: it outlasts a reader that comes a few milliseconds late."""
+"""Share of the buffer that a stream fills, enough to cover a reader that is a few milliseconds late."""
 
 _BBR_LEAST_PACKETS, _BBR_PAUSE_NS = 4, 200_000_000  # its PROBE_RTT: Cardwell et al., BBR, ACM Queue 2016
 
@@ -73,15 +73,15 @@ class Stream:
         sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         granted = sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
         if granted != name:
-            raise OSError(f"asked the socket for congestion control {name}, it has {granted}")
+            raise OSError(f"requested congestion control {name}, the socket has {granted}")
 
     def _product(self, way: LinkDirection) -> float:
-        """Return the bytes that a shaped direction's wire and both delays hold; 0 unshaped."""
+        """Return the bandwidth-delay product of a shaped direction over both delays; 0 if unshaped."""
         shape = self._job.shape(way)
         return shape.rate_bps * self._job.round_trip_ns / 8e9 if shape else 0.0
 
     def _window_goal(self, way: LinkDirection) -> int:
-        """Return a window that keeps the link busy, and that the link's buffer can take at once."""
+        """Return a window that keeps the link busy, and that fits into the link's buffer."""
         shape = self._job.shape(way)
         if shape is None:
             return _UNSHAPED_WINDOW
@@ -89,10 +89,10 @@ class Stream:
         return round(min(1.25 * product + 16 * self._job.mtu, product + shape.buffer_bytes / 2))
 
     def _most_under_way(self, way: LinkDirection) -> int:
-        """Return the bytes that a message may have on the link: enough to keep the wire busy, else no more than the
-        buffer takes at one stroke, which is how a message leaves after a pause.
+        """Return the maximum bytes of a message in flight: enough to keep the wire busy, but at most the buffer, into
+        which a message goes at once after a pause.
 
-        An overflow would tell of the congestion control, not of the link.
+        An overflow would measure the congestion control, not the link.
         """
         shape = self._job.shape(way)
         if shape is None:
@@ -106,10 +106,11 @@ class Stream:
         )
 
     def _transfer(self, way: LinkDirection, size: int) -> int:
-        """Move `size` bytes; return the ns until the last was read. TimeoutError when that takes far too long."""
+        """Transfer `size` bytes; returns the ns until the last was read. TimeoutError when that takes far too long."""
         sender, receiver = self._ends[way]
         shape = self._job.shape(way)
-        # Far from the end the reader looks once a millisecond, which spares a wake-up per packet; near it, at once.
+        # Far from the end the reader polls once a millisecond, which saves a wake-up per packet; near the end it reads
+        # at once.
         near = 0 if shape is None else max(1 << 16, shape.rate_bps // 8 * 4 // 1000)
         sent = received = 0
         start = time.monotonic_ns()
@@ -133,22 +134,22 @@ class Stream:
         return time.monotonic_ns() - start
 
     def warm_up(self, way: LinkDirection) -> None:
-        """Stream until the congestion window keeps the link busy, for `ProbeJob.warm_up_s` at most; then return to the
+        """Stream until the congestion window keeps the link busy, at most `ProbeJob.warm_up_s`; then switch back to the
         profile's congestion control.
 
-        A loss-based control is warmed up by reno, whose slow start has no early exit (cubic's leaves at half the window
-        that is needed, and takes seconds for the rest); the window is handed on. It is a state that a training run
-        reaches by itself; what is measured afterwards is the profile's own control.
+        A loss-based control is warmed up with reno, whose slow start has no early exit (cubic's exits at half the
+        required window, and needs seconds for the rest); the window carries over. A training run reaches this state by
+        itself; the measurements then use the profile's own control.
         """
         final = self._job.congestion_control
         if final != "bbr":
             self._set_congestion_control(way, "reno")
         goal = self._window_goal(way)
         limit = time.monotonic_ns() + round(self._job.warm_up_s * 1e9)
-        # bbr has to leave its start-up phase too, a matter of round trips.
+        # bbr must also leave its start-up phase, which takes some round trips.
         at_least = time.monotonic_ns() + (10 * self._job.round_trip_ns + 50_000_000 if final == "bbr" else 0)
         step = max(4 * self._job.mtu, goal // 2)
-        # Its window then swings about what the link holds; the others' grows until it is told to stop.
+        # Its window then oscillates around the link's capacity; that of others grows until it is stopped.
         enough = 0.9 * self._product(way) if final == "bbr" else goal
         while (now := time.monotonic_ns()) < limit and (now < at_least or self.window_bytes(way) < enough):
             self._transfer(way, step)
@@ -164,24 +165,25 @@ class Stream:
         )
 
     def bulk(self, way: LinkDirection, lead_s: float, seconds: float) -> BulkTransfer:
-        """Stream for `lead_s` and then for `seconds`, of which the latter count; then wait until all has been read."""
+        """Stream for `lead_s` uncounted, then for `seconds`, which are counted; then wait until all data has been
+        read.
+        """
         sender, receiver = self._ends[way]
         shape = self._job.shape(way)
         before = self._sender_info(way).retransmits
-        # What the wire and some of the buffer hold. More would overflow the buffer, and cubic takes ten seconds to open
-        # a window again that it has cut twice (seen: 66 of 77 Mbit/s at 80 Mbit/s and 100 ms): that is cubic, not the
-        # link.
+        # The capacity of the wire and part of the buffer. More would overflow the buffer, and cubic needs ten seconds
+        # to reopen a window after two cuts (measured: 66 of 77 Mbit/s at 80 Mbit/s and 100 ms), which is a property of
+        # cubic, not of the link.
         ahead = 4 * _UNSHAPED_WINDOW if shape is None else round(self._product(way) + _FILLED * shape.buffer_bytes)
         sent = received = 0
-        first: tuple[int, int] | None = None  # time, and bytes that had arrived by then
+        first: tuple[int, int] | None = None  # time, and bytes received by then
         last = (0, 0)
         start = time.monotonic_ns() + round(lead_s * 1e9)
         end = start + round(seconds * 1e9)
         floor = _BBR_LEAST_PACKETS * self.packet_payload_bytes if shape and self._job.congestion_control == "bbr" else 0
         while (now := time.monotonic_ns()) < end:
             if floor and self.window_bytes(way) <= floor:
-                # bbr empties the link for a while once in ten seconds, to see its RTT: what counts begins anew behind
-                # that.
+                # bbr drains the link every ten seconds to measure its RTT; counting restarts after that.
                 start = now + _BBR_PAUSE_NS + round(lead_s * 1e9)
                 end, first, floor = start + round(seconds * 1e9), None, 0
             sent += _fill(sender, ahead - (sent - received))
@@ -195,7 +197,7 @@ class Stream:
                 continue
             now = time.monotonic_ns()
             if now >= start:
-                # Read or not: on a busy machine the reader lags, by another amount each time.
+                # Arrived bytes, read or not: on a busy machine the reader lags by varying amounts.
                 last = (now, read_tcp_info(receiver).bytes_received)
                 first = first or last
         self._finish(way, sent - received)
@@ -215,7 +217,7 @@ class Stream:
 
 
 def _fill(sender: socket.socket, most: int) -> int:
-    """Send up to `most` bytes, or as many as the socket takes now; return their number."""
+    """Send up to `most` bytes, as many as the socket accepts now; returns their number."""
     sent, content = 0, memoryview(_CHUNK)
     with contextlib.suppress(BlockingIOError):
         while sent < most:
@@ -224,7 +226,7 @@ def _fill(sender: socket.socket, most: int) -> int:
 
 
 def warm(stream: Stream, together: bool) -> dict[LinkDirection, int]:
-    """Warm both directions up, `together` or one after the other; return the congestion windows."""
+    """Warm up both directions, `together` or one after the other; returns the congestion windows."""
     with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
         for done in [pool.submit(stream.warm_up, way) for way in LINK_DIRECTIONS]:
             done.result()

@@ -1,13 +1,13 @@
-"""How user space emulates links: one process reads every TUN device of a lab and hands packets on when they are due.
+"""Emulates links in user space: one process reads every TUN device of a lab and forwards packets when they are due.
 
-client.py    starts that process and talks to it (the only module that the rest of `net` needs, with tun.py)
-tun.py       makes the devices
+client.py    starts that process and communicates with it (with tun.py, the only interface to the rest of `net`)
+tun.py       creates the devices
 
-Inside the process, which imports little so that it starts fast and is small when locked into memory:
+Inside the process, which imports little to start fast and to be small when locked in memory:
 __main__.py  becomes real-time and runs the loop
-control.py   answers the client's requests between two packets
-engine.py    is the loop: read, through the pipes, write
-queues.py    holds packets until they are due, and decides when to wake
-pipe.py      has the formula: when does a packet leave, or is it dropped?
-shaper.py    has all of it, made of wire.py (rates and traces), loss.py and draws.py (random numbers by counting)
+control.py   handles the client's requests between packets
+engine.py    runs the loop: read, pass through the pipes, write
+queues.py    holds packets until they are due, and schedules wake-ups
+pipe.py      computes a packet's departure or drop
+shaper.py    implements all effects, with wire.py (rates and traces) and loss.py (draws by packet number)
 """

@@ -1,8 +1,7 @@
-"""The relay process: takes its ports as one JSON line, becomes real-time, says so, carries packets until its input
-ends.
+"""The relay process: reads its ports as one JSON line, becomes real-time, reports that, forwards packets until its
+input ends.
 
-Started by `testbed.net.relay.client.Relay`. Imports little, so that it starts fast and is small when locked into
-memory.
+Started by `testbed.net.relay.client.Relay`. It imports little, to start fast and to be small when locked in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_real_time() -> dict[str, Any]:
-    """Ask for a real-time priority, locked memory and exact timers; the result is what the kernel says it granted.
+    """Request a real-time priority, locked memory and exact timers; returns the settings granted by the kernel.
 
-    A refusal is not an error here: the certificate measures what it costs.
+    A refusal is not an error: the certificate measures its cost.
     """
-    with contextlib.suppress(PermissionError):  # what was granted is read back below and written into the result
+    with contextlib.suppress(PermissionError):  # the granted settings are read back below
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     locked = _libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0
     _libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
@@ -42,10 +41,10 @@ def become_real_time() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one relay, from its first line of input to the end of its input."""
+    """Run one relay, until the end of its input."""
     parent = Parent()
     control = Control(parent)
-    gc.disable()  # the loop makes no cycles, and a collection would be felt as lateness
+    gc.disable()  # the loop makes no cycles, and a collection would cause lateness
     gc.freeze()
     parent.answer({**become_real_time(), **control.settings()})
     control.engine.run()

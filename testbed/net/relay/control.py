@@ -1,4 +1,4 @@
-"""The relay process's side of the conversation: requests, one JSON line each, carried out between two packets."""
+"""The relay process's end of the control channel: handles requests, one JSON line each, between packets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Control:
     engine: Engine
 
     def __init__(self, parent: Parent) -> None:
-        """Build what the first request asks for, as `testbed.net.relay.client.Relay` writes it."""
+        """Build the engine of the first request, as written by `testbed.net.relay.client.Relay`."""
         self._parent, asked = parent, parent.request
         self._begun = b""
         self._traces: dict[str, array[int]] = {}
@@ -40,6 +40,7 @@ class Control:
                 port["fd"],
                 self._build(port["name"], "up", port["up"]),
                 self._build(port["name"], "down", port["down"]),
+                port["behind"],
             )
             for port in asked["ports"]
         ]
@@ -63,7 +64,7 @@ class Control:
         return build_pipe(pipe, self._overheads[port], stream, trace, before, monotonic_ns())
 
     def settings(self) -> dict[str, Any]:
-        """Say how long a packet of a burst may be held, and what every direction computes with now."""
+        """Return the holding time of packets in a burst, and the current parameters of every direction."""
         return {
             "hold_ns": HOLD_NS,
             "ports": {
@@ -72,7 +73,7 @@ class Control:
         }
 
     def serve(self) -> bool:
-        """Carry out what has come in so far. False when the input has ended."""
+        """Handle the requests received so far. False when the input has ended."""
         content = os.read(self._parent.requests_fd, 1 << 16)
         *lines, self._begun = (self._begun + content).split(b"\n")
         for line in lines:
@@ -82,7 +83,7 @@ class Control:
     def _carry_out(self, request: Mapping[str, Any]) -> dict[str, Any]:
         now, ports = monotonic_ns(), self.engine.ports
         match request["do"]:
-            case "count":  # lists, not tables: it happens ten times a second and is felt as lateness
+            case "count":  # lists, not tables: called ten times a second, and slowness causes lateness
                 return {
                     "ports": [(port.up.counters(now), port.down.counters(now)) for port in ports],
                     "process": self.engine.process_counters(),

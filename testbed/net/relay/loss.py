@@ -1,25 +1,53 @@
-"""Loss models: is packet number n lost? They are asked once about every packet that is offered, in order."""
+"""Loss models: decide whether packet number n is lost. Called once per offered packet, in order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.net.relay.draws import Draws, threshold
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+CERTAIN = 1 << 64
+"""A threshold above every draw."""
+
+
+def mix(value: int) -> int:
+    """Mix 64 bits well: splitmix64's finaliser (Steele, Lea, Flood: Fast splittable generators, 2014)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def threshold(probability: float) -> int:
+    """Convert a probability to a threshold for draws."""
+    return round(probability * CERTAIN)
+
+
+class Draws:
+    """One sequence of draws, for one kind of effect on one direction of one link."""
+
+    def __init__(self, seed: int, stream: int, kind: int) -> None:
+        """`stream` distinguishes directions with the same seed, `kind` the effects on one of them."""
+        self._key = mix(mix(mix(seed & _MASK) + stream * _GOLDEN & _MASK) + kind * _GOLDEN & _MASK)
+
+    def at(self, number: int) -> int:
+        """Return the draw of packet `number`, uniform in 0 .. 2**64 - 1."""
+        return mix(self._key + number * _GOLDEN & _MASK)
+
 
 _EMISSION, _TRANSITION = 0, 1
 
 
 class LossModel:
-    """A good and a bad state.
+    """A two-state model, good and bad.
 
-    A packet is drawn in the present state, then the state may change, as in the kernel's netem.
+    A packet's loss is drawn in the current state, then the state may change, as in the kernel's netem.
     """
 
     def __init__(
         self, seed: int, stream: int, *, enter_bad: float, leave_bad: float, lost_in_bad: float, lost_in_good: float
     ) -> None:
-        """Begin in the good state. The four numbers are those of `testbed.profiles.GilbertElliott`."""
+        """Start in the good state. The four numbers are those of `testbed.profiles.GilbertElliott`."""
         self._emission, self._transition = Draws(seed, stream, _EMISSION), Draws(seed, stream, _TRANSITION)
         self._thresholds = (
             (threshold(lost_in_good), threshold(enter_bad)),
@@ -28,7 +56,7 @@ class LossModel:
         self.bad = False
 
     def lost(self, number: int) -> bool:
-        """Draw in the present state, and move the state on."""
+        """Draw in the current state, and advance the state."""
         loses, moves = self._thresholds[self.bad]
         if moves and self._transition.at(number) < moves:
             self.bad = not self.bad
@@ -38,9 +66,9 @@ class LossModel:
 def loss_model(
     asked: Mapping[str, Any] | None, seed: int, stream: int, before: LossModel | None = None
 ) -> LossModel | None:
-    """Make the model of a `testbed.profiles.Loss` (as a table), with the state of `before`, which it replaces.
+    """Make the model of a `testbed.profiles.Loss` (as a table), taking over the state of `before`.
 
-    Independent losses are those of a good state that is never left.
+    Independent losses are a model that never leaves the good state.
     """
     if asked is None:
         return None

@@ -1,13 +1,13 @@
-"""One direction of a link as arithmetic: when does a packet leave, or is it dropped? In whole nanoseconds, no sockets.
+"""One direction of a link as arithmetic on departures and drops. In whole nanoseconds, no sockets.
 
     start = max(now + jitter, free)     the wire is free, or becomes so
     dropped if it had to wait for more than the buffer holds (drop-tail)
-    dropped if the loss model says so   after the buffer: a packet that the queue refused is not counted as lost as well
-    free = start + bytes * 8 / rate     no time for a lost packet; with a trace: the last opportunity it takes
+    dropped if the loss model says so   after the buffer, so a packet dropped by the queue never counts as lost
+    free = start + bytes * 8 / rate     a lost packet takes no time; with a trace: the last opportunity used
     due = free + delay
 
 Three classes with one interface, `offer`: Unshaped only counts; Plain has a constant rate, a delay, a buffer and a loss
-model, and is fast; Shaper (shaper.py) has everything.
+model, and is fast; Shaper (shaper.py) implements everything.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ COUNTERS = (
     "reordered",
     "backlog_bytes",
 )
-"""`out` is what the pipe accepted, copies included: it has left, or is under way. in + duplicated = out + dropped."""
+"""`out` counts packets accepted by the pipe, including copies: departed or in flight. in + duplicated = out +
+dropped."""
 
 
 _COUNTED = (*COUNTERS[:2], "bytes_dropped", "bytes_duplicated", *COUNTERS[4:8])
 
 
 class RelayPipe:
-    """What the pipe of every direction counts, in packets and bytes of IP."""
+    """The counters of every pipe, in packets and bytes of IP."""
 
     packets_in = bytes_in = bytes_dropped = dropped_buffer = dropped_loss = 0
     duplicated = bytes_duplicated = reordered = 0
     _pipe: Mapping[str, Any] | None = None
     _overhead_bytes = 0
     least_delay_ns = 0
-    """No packet leaves sooner after it was offered than this."""
+    """Minimum delay of any packet."""
 
     def __init__(self, before: RelayPipe | None = None) -> None:
-        """`before`: the pipe that it replaces, and whose counters it goes on with."""
+        """`before`: the pipe that it replaces, whose counters it continues."""
         if before is not None:
             for name in _COUNTED:
                 setattr(self, name, getattr(before, name))
@@ -54,28 +55,28 @@ class RelayPipe:
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
         """Offer an IP packet of `length` bytes at `now_ns`, which never decreases by much.
 
-        Returns when it leaves, and when its copy does; empty where it is dropped.
+        Returns the departure times of the packet and its copy; empty if dropped.
         """
         self.packets_in += 1
         self.bytes_in += length
         return (now_ns,)
 
     def play(self, start_ns: int) -> None:
-        """Begin the schedule or the trace at `start_ns`; without either nothing happens."""
+        """Start the schedule or the trace at `start_ns`; no effect without either."""
 
     def hold(self) -> None:
-        """Go back to the pipe's own numbers."""
+        """Return to the pipe's constant values."""
 
     def settings(self) -> dict[str, Any] | None:
-        """Say what was asked for, and what the rate counts; None where nothing is shaped."""
+        """Return the requested pipe and its overhead; None if unshaped."""
         return None if self._pipe is None else {**self._pipe, "overhead_bytes": self._overhead_bytes}
 
     def backlog_bytes(self, now_ns: int) -> int:
-        """Return what waits for the wire or is on its way onto it; packets under way for `delay` are not in it."""
+        """Return the bytes waiting for or entering the wire, without packets in their `delay`."""
         return 0
 
     def counters(self, now_ns: int) -> tuple[int, ...]:
-        """Count, in the order of COUNTERS."""
+        """Return the counters, in the order of COUNTERS."""
         return (
             self.packets_in,
             self.bytes_in,
@@ -90,7 +91,7 @@ class RelayPipe:
 
 
 class Unshaped(RelayPipe):
-    """Every packet leaves as it comes."""
+    """Every packet leaves on arrival."""
 
 
 class Plain(RelayPipe):
@@ -99,7 +100,7 @@ class Plain(RelayPipe):
     def __init__(self, pipe: Mapping[str, Any], overhead_bytes: int, stream: int) -> None:
         """`pipe` as `testbed.net.relay.client.pipe_table` makes it.
 
-        `overhead_bytes` are counted on top of every packet.
+        `overhead_bytes` are counted in addition to every packet.
         """
         super().__init__()
         self._pipe, self._overhead_bytes = pipe, overhead_bytes
@@ -130,5 +131,5 @@ class Plain(RelayPipe):
         return (free + self.delay_ns,)
 
     def backlog_bytes(self, now_ns: int) -> int:
-        """Computed from the time for which the wire is busy."""
+        """Return the backlog, computed from the time for which the wire is busy."""
         return max(0, self.free_ns - now_ns) * self._rate_bps // 8_000_000_000

@@ -1,9 +1,8 @@
-"""Packets that wait until they are due, in one ordered queue per direction, and when to wake for them.
+"""Packets waiting until they are due, in one ordered queue per direction, and the wake-up times for them.
 
-Waking costs tens of microseconds in a guest of a hypervisor, as much as several packets. In the middle of a burst a
-packet may therefore leave up to HOLD_NS after it was due, together with those behind it. A packet that is alone, and
-the first and the last of a burst, never wait: round trips, the time that a burst takes and the time at which a message
-is complete are as asked.
+A wake-up costs tens of microseconds in a virtual machine, as much as several packets. Within a burst a packet may
+therefore leave up to HOLD_NS late, together with those behind it. A lone packet, and the first and the last of a burst,
+are never held, so round trips, durations of bursts and completion times of messages are exact.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from collections import deque
 from testbed.net.relay.pipe import NEVER
 
 HOLD_NS = 750_000
-"""How long a packet with others close behind it may be held. The certificate's gate for lateness is 1 ms."""
+"""Maximum holding time of a packet with others close behind it. Certificates tolerate a lateness of 1 ms."""
 
 Waiting = tuple[int, int, int, bytes]
-"""When it is due, a number that orders what is due at once, the descriptor to write to, the packet."""
+"""Due time, a tie-breaking number, the descriptor to write to, the packet."""
 
 
 class RelayQueues:
@@ -26,26 +25,26 @@ class RelayQueues:
     def __init__(self, count: int) -> None:
         self.packets: list[deque[Waiting]] = [deque() for _ in range(count)]
         self.first_ns = [NEVER] * count
-        """When each queue's first packet is due; NEVER where there is none."""
+        """Due time of each queue's first packet; NEVER if empty."""
         self.wake_ns = [NEVER] * count
-        """When to wake for each queue."""
+        """Wake-up time of each queue."""
         self.held_ns = [-1] * count
-        """When to wake, where packets are held until then and a late wake does not matter; else -1."""
+        """Wake-up time if packets are held until then and lateness does not matter; otherwise -1."""
         self.left_ns = [-NEVER] * count
-        """When the packet was due that left each queue last; the loop notes it."""
+        """Due time of the last packet that left each queue, set by the loop."""
 
     def push(self, number: int, packet: Waiting) -> None:
-        """Let a packet wait."""
+        """Queue a packet."""
         queue, due = self.packets[number], packet[0]
         if queue and due < queue[-1][0]:
             insort(queue, packet)
         else:
             queue.append(packet)
-        if due <= self.first_ns[number] + 2 * HOLD_NS:  # further back it changes nothing for the first ones
+        if due <= self.first_ns[number] + 2 * HOLD_NS:  # further back it does not affect the first ones
             self.plan(number)
 
     def plan(self, number: int) -> None:
-        """Decide anew when to wake for a queue, after packets have left it."""
+        """Recompute the wake-up time of a queue, after packets have left it."""
         queue = self.packets[number]
         self.held_ns[number] = -1
         if not queue:
@@ -56,7 +55,7 @@ class RelayQueues:
         limit = last + HOLD_NS if last - self.left_ns[number] <= HOLD_NS else last
         for due, _, _, _ in queue:
             if due > limit:
-                if last < limit and due - last <= HOLD_NS:  # the burst goes on
+                if last < limit and due - last <= HOLD_NS:  # the burst continues
                     self.wake_ns[number] = self.held_ns[number] = limit
                     return
                 break

@@ -1,4 +1,4 @@
-"""One direction of a link with everything that a profile can ask for. The formula is in pipe.py."""
+"""One direction of a link with all effects of a profile. The formula is in pipe.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from testbed.net.relay.draws import Draws, threshold
-from testbed.net.relay.loss import LossModel, loss_model
+from testbed.net.relay.loss import Draws, LossModel, loss_model, threshold
 from testbed.net.relay.pipe import NEVER, Plain, RelayPipe, Unshaped
 from testbed.net.relay.wire import Opportunities, RunningTrace, serialisation_ns
 
@@ -18,10 +17,11 @@ _USUAL_BYTES = 1500
 
 
 class Shaper(RelayPipe):
-    """Everything that a pipe can have, and a change of it while packets are under way.
+    """All effects of a pipe, and changes while packets are in flight.
 
-    What was admitted keeps its time. Where the delay shrinks, packets still leave in order and no faster than the rate:
-    behind the last one that is under way, as in netem.
+    A packet that waits while a schedule or trace changes the rate leaves at the rates of that time, which are known
+    when it comes. When the delay shrinks, packets still leave in order and no faster than the rate, behind the last one
+    in flight, as in netem. A pipe that replaces another changes nothing for admitted packets.
     """
 
     _pipe: Mapping[str, Any]
@@ -35,8 +35,8 @@ class Shaper(RelayPipe):
         before: RelayPipe | None = None,
         now_ns: int = 0,
     ) -> None:
-        """`pipe`, `overhead_bytes` and `stream` as in Plain. `trace`: the content of the one that the pipe names.
-        `before`: the pipe that it replaces at `now_ns`.
+        """`pipe`, `overhead_bytes` and `stream` as in Plain. `trace`: the content of the pipe's trace. `before`: the
+        pipe that it replaces at `now_ns`.
         """
         super().__init__(before)
         self._pipe, self._overhead_bytes, self._opportunities = pipe, overhead_bytes, trace
@@ -52,7 +52,7 @@ class Shaper(RelayPipe):
         self._free_ns = self._last_due_ns = self._held_bytes = 0
         self._waiting: deque[tuple[int, int]] = deque()
         self._loss: LossModel | None = None
-        self._loss_asked: object = ...  # unlike anything that can be asked for
+        self._loss_asked: object = ...  # differs from any request
         if isinstance(before, Plain):
             self._take_over(before, now_ns)
         elif isinstance(before, Shaper):
@@ -61,7 +61,7 @@ class Shaper(RelayPipe):
         self.hold()
 
     def _take_over(self, before: Plain, now_ns: int) -> None:
-        """Take over a queue that is known as a time only, as packets of a usual size."""
+        """Take over a queue, known only as a time, as packets of a typical size."""
         self._free_ns, self._last_due_ns = before.free_ns, before.free_ns + before.delay_ns
         self._loss = before.loss
         left, busy_ns = before.backlog_bytes(now_ns), before.free_ns - now_ns
@@ -70,14 +70,14 @@ class Shaper(RelayPipe):
         self._held_bytes = left
 
     def play(self, start_ns: int) -> None:
-        """Begin the schedule or trace with the first packet that comes at `start_ns` or later."""
+        """Start the schedule or trace with the first packet at `start_ns` or later."""
         self.hold()
         self._start_ns = start_ns
         if self._pipe["steps"] or self._opportunities is not None:
             self._until_ns = start_ns
 
     def hold(self) -> None:
-        """Go back to the constant numbers with the next packet."""
+        """Return to the constant values with the next packet."""
         self._start_ns = 0
         self._until_ns = NEVER
         self._trace: RunningTrace | None = None
@@ -89,20 +89,25 @@ class Shaper(RelayPipe):
             self._loss, self._loss_asked = loss_model(loss, *self._seeds, before=self._loss), loss
 
     def _change(self, now_ns: int) -> None:
-        """Change to what holds at `now_ns`, and note until when."""
+        """Change to the values in force at `now_ns`, and note their end."""
         if self._opportunities is not None:
             self._trace, self._until_ns = RunningTrace(self._opportunities, self._start_ns), NEVER
             return
+        step, self._until_ns = self._in_force(now_ns)
+        self._set(step)
+
+    def _in_force(self, now_ns: int) -> tuple[Mapping[str, Any], int]:
+        """Return the values at a time, and their end."""
+        if now_ns < self._start_ns:
+            return self._pipe, self._start_ns
         steps, repeat_ns = self._pipe["steps"], self._pipe["repeat_ns"]
         begin = self._start_ns
         if repeat_ns is not None:
             begin += (now_ns - begin) // repeat_ns * repeat_ns
         place = max(n for n, step in enumerate(steps) if begin + step["at_ns"] <= now_ns)  # the first is at 0
-        self._set(steps[place])
         if place + 1 < len(steps):
-            self._until_ns = begin + steps[place + 1]["at_ns"]
-        else:
-            self._until_ns = NEVER if repeat_ns is None else begin + repeat_ns
+            return steps[place], begin + steps[place + 1]["at_ns"]
+        return steps[place], NEVER if repeat_ns is None else begin + repeat_ns
 
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
         """Apply the formula, once to the packet and once to its copy."""
@@ -123,7 +128,7 @@ class Shaper(RelayPipe):
         counted, waiting = length + self._overhead_bytes, self._waiting
         while waiting and waiting[0][0] <= now_ns:
             self._held_bytes -= waiting.popleft()[1]
-        # The first of those that are held is on the wire; the others, and this one, have to fit into the buffer.
+        # The first held packet is on the wire; the others, and this one, must fit into the buffer.
         if waiting and self._held_bytes - waiting[0][1] + counted > self._buffer_bytes:
             self.dropped_buffer += 1
             self.bytes_dropped += length
@@ -151,7 +156,7 @@ class Shaper(RelayPipe):
     def _through(self, arrival_ns: int, counted: int) -> int:
         """Send a packet through the wire, until `_free_ns`.
 
-        Returns the least time to the packet before it at the far end.
+        Returns the minimum gap to the previous packet at the far end.
         """
         start = max(arrival_ns, self._free_ns)
         if self._trace is not None:
@@ -160,9 +165,21 @@ class Shaper(RelayPipe):
                 return 0  # two packets may share an opportunity
             assert self._trace.end_ns is not None
             start, self._trace = max(start, self._trace.end_ns), None
-        length_ns = serialisation_ns(counted, self._rate_bps)
-        self._free_ns = start + length_ns
-        return length_ns
+        end = start + serialisation_ns(counted, self._rate_bps)
+        if end > self._until_ns and self._pipe["steps"]:
+            end = self._carried_at(start, counted)
+        self._free_ns = end
+        return end - start
+
+    def _carried_at(self, start_ns: int, counted: int) -> int:
+        """Return the time at which a packet that starts at `start_ns` has left, over changes of the rate."""
+        left, now_ns = counted * 8_000_000_000, start_ns
+        while True:
+            step, until_ns = self._in_force(now_ns)
+            if (end_ns := now_ns - -left // step["rate_bps"]) <= until_ns:
+                return int(end_ns)
+            left -= step["rate_bps"] * (until_ns - now_ns)
+            now_ns = until_ns
 
     def backlog_bytes(self, now_ns: int) -> int:
         """Add up the packets that have not left."""
@@ -177,7 +194,7 @@ def build_pipe(
     before: RelayPipe | None = None,
     now_ns: int = 0,
 ) -> RelayPipe:
-    """Make the fastest pipe that can do what is asked; `pipe` None: unshaped."""
+    """Make the fastest pipe class for the request; `pipe` None: unshaped."""
     if pipe is None:
         return Unshaped(before)
     if before is None and not any(pipe[key] for key in ("jitter_ns", "reorder", "duplicate", "steps", "trace")):

@@ -13,24 +13,22 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000
 QUEUE_PACKETS = 10_000
-"""What the device holds for the reader. A sender may hand over a whole TCP window at once, and the queue that is being
-emulated must be the only one that drops."""
+"""Queue length of the device. A sender may write a whole TCP window at once, and only the emulated queue may drop."""
 
 
 def open_tun(name: str) -> int:
-    """Make the TUN device `name`, still down, in the calling thread's network namespace; the result is its file
-    descriptor.
+    """Create the TUN device `name`, still down, in the calling thread's network namespace; returns its file descriptor.
 
-    Non-blocking, no packet-information header, one IP packet per read and per write. Whoever switches it on gives it a
-    queue of QUEUE_PACKETS, by netlink: the ioctl for that is refused in a user namespace. The device ends when its last
-    descriptor is closed. CapabilityError where this machine or user cannot; LabError for other failures.
+    Non-blocking, no packet-information header, one IP packet per read and per write. The caller that sets it up sets
+    its queue to QUEUE_PACKETS by netlink, because the ioctl is refused in a user namespace. The device ends when its
+    last descriptor is closed. CapabilityError where this machine or user cannot; LabError for other failures.
     """
     try:
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CapabilityError(
-            f"cannot make the TUN device {name}: cannot open /dev/net/tun ({error.strerror}); "
-            "run as root on a kernel with TUN (modprobe tun; in a container: --device /dev/net/tun)"
+            f"cannot create the TUN device {name}: cannot open /dev/net/tun ({error.strerror}); run as root on a "
+            "kernel with TUN (modprobe tun; in a container: --device /dev/net/tun)"
         ) from None
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
@@ -38,7 +36,7 @@ def open_tun(name: str) -> int:
         os.close(fd)
         if error.errno == errno.EPERM:
             raise CapabilityError(
-                f"cannot make the TUN device {name}: not permitted; run as root (CAP_NET_ADMIN)"
+                f"cannot create the TUN device {name}: not permitted; run as root (CAP_NET_ADMIN)"
             ) from None
-        raise LabError(f"cannot make the TUN device {name}: {error.strerror}") from None
+        raise LabError(f"cannot create the TUN device {name}: {error.strerror}") from None
     return fd

@@ -1,4 +1,4 @@
-"""When is a packet through the wire? At a rate, or at a trace's delivery opportunities. Whole nanoseconds."""
+"""Transmission times of packets on the wire, at a rate or at a trace's delivery opportunities. Whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 OPPORTUNITY_BYTES = 1500
-"""What one opportunity carries at most, whatever the MTU: mahimahi's unit."""
+"""Capacity of one opportunity, regardless of the MTU: mahimahi's unit."""
 _MS = 1_000_000
 
 
 def serialisation_ns(counted_bytes: int, rate_bps: int) -> int:
-    """Return how long the bytes take, rounded up: the wire may be a nanosecond slow, never fast."""
+    """Return the transmission time, rounded up: the wire may be a nanosecond slow, never fast."""
     return (counted_bytes * 8_000_000_000 + rate_bps - 1) // rate_bps
 
 
 class Opportunities(NamedTuple):
-    """A trace: its opportunities in ms, none smaller than the one before it."""
+    """A trace: its opportunities in ms, in non-decreasing order."""
 
     times_ms: Sequence[int]
     loop: bool
     offset_ms: int
     stretch: int = 1
-    """How many milliseconds pass for each one of the trace."""
+    """Milliseconds that pass per millisecond of the trace."""
 
 
 class RunningTrace:
-    """A trace from the moment at which it began.
+    """A trace that has started.
 
-    An opportunity that nobody waits for is lost. Several packets may share one, and a packet that does not fit into one
-    is through when the last that it needs has come.
+    An opportunity without a waiting packet is lost. Several packets may share one, and a packet larger than one departs
+    with the last opportunity that it needs.
     """
 
     def __init__(self, trace: Opportunities, start_ns: int) -> None:
@@ -39,7 +39,7 @@ class RunningTrace:
         self._times, self._start_ns = times, start_ns - trace.offset_ms * self._ms_ns
         self._round, self._place, self._left = 0, bisect_left(times, trace.offset_ms), OPPORTUNITY_BYTES
         self.end_ns = None if trace.loop else self._start_ns + self._length_ms * self._ms_ns
-        """From here on the trace carries nothing more; None: never."""
+        """End of the trace; None: never."""
 
     def _at(self) -> int:
         return self._start_ns + (self._round * self._length_ms + self._times[self._place]) * self._ms_ns
@@ -57,10 +57,11 @@ class RunningTrace:
         return True
 
     def _skip_to(self, now_ns: int) -> None:
-        """Jump to the first opportunity that is not over: a link may have been idle for long."""
+        """Skip to the first opportunity that is not over, because the link may have been idle."""
         elapsed_ms = -((self._start_ns - now_ns) // self._ms_ns)  # rounded up
         if self.end_ns is None and elapsed_ms > 0:
-            # A round's last moment, not the first of the next one: the sequence begins with the earlier of the two.
+            # Use the last moment of a repetition rather than the first of the next, because the sequence starts with
+            # the earlier.
             self._round, elapsed_ms = (elapsed_ms - 1) // self._length_ms, (elapsed_ms - 1) % self._length_ms + 1
         self._place, self._left = bisect_left(self._times, elapsed_ms), OPPORTUNITY_BYTES
         if self._place == len(self._times):
@@ -68,7 +69,9 @@ class RunningTrace:
             self._left = 0
 
     def through(self, arrival_ns: int, counted_bytes: int) -> int | None:
-        """When bytes that arrive then are through, behind all that came before; None: not before the trace's end."""
+        """Return when bytes that arrive at `arrival_ns` have left the wire, after all earlier ones; None if the trace
+        ends first.
+        """
         if self._at() < arrival_ns:
             self._skip_to(arrival_ns)
         needed = counted_bytes

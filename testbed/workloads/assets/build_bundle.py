@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 4096
 CHAPTERS = 36
-"""Of 135: as many as fill more than one stretch of validation tokens (`workloads.windows`)."""
+"""Number of chapters used, of 135: enough to fill more than one stretch of validation tokens (`workloads.windows`)."""
 
 
 def main(addresses: Path, chapters: Path, out: Path) -> None:
-    """Read the addresses and chapters, one a file, and write sotu_half.txt.xz, moby_dick.txt.xz and bpe4096.json."""
+    """Read the addresses and chapters, one per file, and write sotu_half.txt.xz, moby_dick.txt.xz and bpe4096.json."""
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(addresses.glob("*.txt"))[::2]
     text = _pack(files, out / "sotu_half.txt.xz")
@@ -39,7 +39,7 @@ def main(addresses: Path, chapters: Path, out: Path) -> None:
     tokenizer.save(str(out / f"bpe{VOCABULARY}.json"))
     ids = tokenizer.encode(text).ids
     if tokenizer.decode(ids) != text:
-        sys.exit("the tokenizer does not give the text back")
+        sys.exit("the tokenizer does not reproduce the text")
     sys.stdout.write(f"{len(files)} addresses, {len(text.encode())} bytes, {len(ids)} tokens\n")
 
 

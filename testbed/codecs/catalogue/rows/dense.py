@@ -7,16 +7,16 @@ from testbed.codecs.catalogue.row import CodecRow, CodecWork, Counts, Parameter,
 _GRID = word(
     "grid",
     ("suited", "symmetric", "midrise", "asymmetric"),
-    "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and "
-    "largest value; suited: symmetric, but midrise for fewer than 8 bits rounded stochastically",
+    "position of the levels: around zero including it, around zero without it, or between a group's minimum and "
+    "maximum; suited: symmetric, but midrise for fewer than 8 bits rounded stochastically",
 )
 _ROUNDING = word(
     "rounding", ("auto", "nearest", "stochastic"), "auto: to nearest forward, stochastic (unbiased) backward"
 )
-_GROUP = Parameter("group", "int", 0, "how many channels of a token share a step; 0: all of them", least=0)
+_GROUP = Parameter("group", "int", 0, "number of channels of a token that share a step; 0: all", least=0)
 
 
-_TAH_SHARE = "the share of the tiles, those of most entropy, that gets 4 bits; the others get 3"
+_TAH_SHARE = "share of tiles, those of highest entropy, with 4 bits; the others have 3"
 _TAH_TAU = "a tile is rotated if its largest value is more than tau times its second largest"
 
 
@@ -36,7 +36,7 @@ def _cast(bits: int, name: str, summary: str, source: str) -> CodecRow:
 
 def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
     packing = {8: 0, 6: 4, 3: 4}.get(bits, 2)
-    # The largest value or the ends, then the codes; a random byte each where they are rounded by one.
+    # The maximum or the ends, then the codes; a random byte each for stochastic rounding.
     encoding = f"{5 + packing} + (8.25 if stochastic or (gradients if auto else 0) else 0)"
     return CodecRow(
         name=f"int{bits}",
@@ -52,7 +52,7 @@ def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
 
 
 ROWS: tuple[CodecRow, ...] = (
-    _cast(32, "fp32", "the tensor as it is: the reference for every ratio", "IEEE 754 binary32"),
+    _cast(32, "fp32", "the uncompressed tensor: the reference for every ratio", "IEEE 754 binary32"),
     _cast(16, "bf16", "rounded to bfloat16, both directions", "torch.bfloat16, round to nearest even"),
     _cast(
         16,
@@ -81,7 +81,9 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="blockwise-8",
         forward="testbed.codecs.dense.blockwise:Blockwise8",
-        parameters=(Parameter("block", "int", 4096, "how many values, in memory order, share an absmax", least=1),),
+        parameters=(
+            Parameter("block", "int", 4096, "number of values, in memory order, that share an absmax", least=1),
+        ),
         summary="8-bit codes of a dynamic map, fine near zero, with an absmax per block of 4096 values",
         bits="8 + 32*groups(n, min(block, n))",
         source="Dettmers et al., ICLR 2022 (bitsandbytes); Ryabinin et al., SWARM, ICML 2023",
@@ -92,18 +94,18 @@ ROWS: tuple[CodecRow, ...] = (
         name="uniform",
         forward="testbed.codecs.dense.uniform:Uniform",
         parameters=(
-            Parameter("step", "float", 0.25, "the step, in units of `unit`", least=1e-6),
+            Parameter("step", "float", 0.25, "step, in units of `unit`", least=1e-6),
             word(
                 "unit",
                 ("rms", "absolute"),
-                "rms: the step is a share of the message's root mean square; absolute: it is a number",
+                "rms: the step is relative to the message's root mean square; absolute: it is a value",
             ),
         ),
-        summary="multiples of one step per message, whose bytes an entropy coder behind it decides",
+        summary="multiples of one step per message, sized by an entropy coder after it",
         example="uniform(0.25)",
         bits="8*min(2, max(1, ceil(log2(32/step)/8)))",
         at_most=True,
-        size_note="of values up to 16 root mean squares: 8 where none is beyond 127 steps, else 16",
+        size_note="for values up to 16 root mean squares: 8 if none exceeds 127 steps, else 16",
         source="uniform scalar quantiser: Gish and Pierce, IEEE TIT 1968",
         work=CodecWork(Counts("12", "payload", "8"), Counts("payload", "4", "3")),
         law="bounded",
@@ -123,7 +125,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="hadamard",
         forward="testbed.codecs.dense.hadamard:Hadamard",
         parameters=(
-            codec("inner", "the codec that sends the rotated tensor"),
+            codec("inner", "codec for the rotated tensor"),
             Parameter("size", "int", 64, "channels of a tile, a power of two", least=1),
         ),
         summary="each token rotated in tiles, which spreads outliers, then any other codec",
@@ -137,7 +139,7 @@ ROWS: tuple[CodecRow, ...] = (
         for_gradients=True,
         forward="testbed.codecs.dense.cosine:Cosine",
         parameters=(
-            codec("inner", "the codec that sends the coefficients"),
+            codec("inner", "codec for the coefficients"),
             Parameter("size", "int", 32, "rows and columns of a block", least=1, most=256),
         ),
         summary="the cosine transform of each block of 32 x 32, then any other codec; for gradients",
@@ -150,8 +152,8 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="haar",
         forward="testbed.codecs.dense.haar:Haar",
-        parameters=(codec("inner", "the codec that sends the details"),),
-        summary="each channel's mean over the tokens, and differences of neighbouring ones through any other codec",
+        parameters=(codec("inner", "codec for the details"),),
+        summary="each channel's mean over tokens, and differences of neighbouring tokens through any other codec",
         example="haar(int8(group=64, asymmetric))",
         bits="32/bn + inner(d, bn - 1)*(1 - 1/bn)",
         source="RAHT: de Queiroz and Chou, IEEE TIP 2016; with zstd around it MesonGS's chain (arXiv 2409.09756)",
@@ -170,7 +172,7 @@ ROWS: tuple[CodecRow, ...] = (
             word(
                 "per",
                 ("token", "sample"),
-                "the tiles that are ranked together; a narrow token has so few that its sample's are better",
+                "tiles ranked together; narrow tokens have so few that a sample's tiles are better",
             ),
         ),
         summary="tiles at 4 or 3 bits by their entropy, tiles with an outlier rotated; gradients at 6 bits",

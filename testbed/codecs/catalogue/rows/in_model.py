@@ -1,4 +1,4 @@
-"""Codecs that change the model: what crosses is made in the graph, and an inner codec puts it on the wire.
+"""Codecs that change the model: the graph computes the values to send, and an inner codec encodes them.
 
 No torch here.
 """
@@ -9,22 +9,22 @@ from typing import Any
 
 from testbed.codecs.catalogue.row import CodecRow, CodecWork, Counts, Parameter, codec, word
 
-_RATIO = Parameter("ratio", "float", 8, "hidden size over the number of values that cross per token", least=1)
+_RATIO = Parameter("ratio", "float", 8, "hidden size over the number of values sent per token", least=1)
 _BF16, _INT8 = (codec("inner", "the codec that sends them", default=inside) for inside in ("bf16", "int8"))
-_KEEP_DOC = "how weights stay in the subspace: projected each step, as coordinates, or with a basis that moves"
+_KEEP_DOC = "method that keeps weights in the subspace: projection in each step, coordinates, or a moving basis"
 _NARROW = "k*inner(b, bn/b, round(k*d)) where k = kept(1/ratio, d)"
 _SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed tables; 1 in the released code", least=0)
 
 
 _MATRIX = "4*d/(ratio*bn)"  # of d and d/ratio: read once per message
-# Coordinates in a basis, what every end knows of a token apart taken off and put back; backward no weights are learned.
+# Coordinates in a basis, without the known part of each token, which is subtracted and added; backward has no weights.
 _PROJECTION = CodecWork(
     Counts(f"8 + {_MATRIX}", "4/ratio", "1 + 2*d/ratio"), Counts(f"4 + 4/ratio + {_MATRIX}", "4", "1 + 2*d/ratio")
 )
 _PROJECTED_GRADIENTS = CodecWork(
     Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), Counts(f"4/ratio + {_MATRIX}", "4", "2*d/ratio")
 )
-# Backward through a linear layer: the gradients of what came in, and of the weights.
+# Backward through a linear layer: gradients of input and weights.
 _LEARNED_GRADIENTS_OUT = Counts(f"8 + 4/ratio + {_MATRIX}", f"4/ratio + {_MATRIX}", "4*d/ratio")
 _LEARNED_GRADIENTS = CodecWork(
     _LEARNED_GRADIENTS_OUT, Counts(f"4 + 8/ratio + {_MATRIX}", f"4 + {_MATRIX}", "4*d/ratio")
@@ -33,7 +33,7 @@ _LINEAR_OUT = Counts(f"4/ratio + {_MATRIX}", "4", "2*d/ratio")
 
 
 def _row(*, work: CodecWork, backward_work: CodecWork, **fields: Any) -> CodecRow:
-    """Add the inner codec, which sends one of `ratio` values, to what the layers at both ends do."""
+    """Add the inner codec, which sends one of `ratio` values, to the work of the layers at both ends."""
     coded, coded_gradients = (
         layers.around("inner.encode/ratio", "inner.decode/ratio") for layers in (work, backward_work)
     )
@@ -50,11 +50,11 @@ ROWS: tuple[CodecRow, ...] = (
             _RATIO,
             _BF16,
             word("keep", ("projected", "reparametrised", "grassmann"), _KEEP_DOC),
-            Parameter("every", "int", 500, "steps from one basis to the next, with grassmann", least=16),
-            Parameter("rate", "float", 0.1, "how far the basis goes, with grassmann", least=0),
+            Parameter("every", "int", 500, "steps between bases, with grassmann", least=16),
+            Parameter("rate", "float", 0.1, "step size of the basis, with grassmann", least=0),
             _SPREAD,
         ),
-        summary="weights kept in a subspace that all stages know, so that a token's coordinates are all of it; exact",
+        summary="weights kept in a common subspace, so that a token's coordinates represent it exactly",
         state="the basis and a fixed embedding table, from the seed; the inner codec's",
         source="Ramasinghe et al., Protocol Models (arXiv 2506.01260)",
         work=_PROJECTION,
@@ -66,7 +66,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="subspace-free",
         forward="testbed.codecs.in_model.subspace:FreeSubspace",
         parameters=(_RATIO, _BF16, _SPREAD),
-        summary="the same projection with weights that nothing keeps in the subspace: loses most of every tensor",
+        summary="the same projection without constrained weights: loses most of every tensor",
         state="as subspace",
         source="random projection; the variant without constraint",
         work=_PROJECTION,
@@ -94,7 +94,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="bottleneck",
         forward="testbed.codecs.in_model.bottleneck:Swarm",
         parameters=(
-            Parameter("ratio", "int", 4, "hidden size over the number of values that cross per token", least=1),
+            Parameter("ratio", "int", 4, "hidden size over the number of values sent per token", least=1),
             _INT8,
             word("kind", ("linear", "maxout"), "a linear layer, or the largest of each group"),
         ),
@@ -124,7 +124,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="autoencoder",
         forward="testbed.codecs.in_model.bottleneck:Autoencoder",
         parameters=(
-            Parameter("ratio", "float", 4, "hidden size over the number of values that cross per token", least=1),
+            Parameter("ratio", "float", 4, "hidden size over the number of values sent per token", least=1),
             _BF16,
         ),
         summary="a learned linear encoder and decoder",

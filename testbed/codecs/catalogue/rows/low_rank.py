@@ -1,4 +1,4 @@
-"""Two thin factors in the place of a matrix. No torch here."""
+"""Two thin factors in place of a matrix. No torch here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.low_rank:PowerSGD",
         parameters=(
             Parameter("rank", "int", REQUIRED, "columns of each factor", least=1, most=4096),
-            word("start", ("warm", "cold"), "Q of the message before, or a random one"),
+            word("start", ("warm", "cold"), "Q of the previous message, or a random one"),
             word("values", ("bf16", "fp32"), "the format of the factors"),
         ),
         summary="the matrix of tokens and channels as two thin factors, one step of power iteration",

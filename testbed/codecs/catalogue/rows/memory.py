@@ -1,4 +1,4 @@
-"""Differences from what was sent before, and error feedback. No torch here."""
+"""Differences from earlier messages, and error feedback. No torch here."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from testbed.codecs.catalogue.row import NO_WORK, CodecRow, CodecWork, Counts, P
 
 _MICROBATCH = "one fp32 tensor per micro-batch and phase"
 _CLOSED = "both ends hold what the receiver last decoded"
-_INNER = codec("inner", "the codec that sends the difference")
-_BACKWARD = codec("backward", "the codec that sends gradients, without differences", default="int8")
-_LATER_DOC = "what later visits send through inner; direct: the tensor itself, the control without memory"
+_INNER = codec("inner", "codec for the difference")
+_BACKWARD = codec("backward", "codec for gradients, without differences", default="int8")
+_LATER_DOC = "content of later visits; direct: the tensor itself, a control without memory"
 _FIRSTS = ("inner", "fp32", "bf16", "half", "byte")
-_FIRST_DOC = "how a message key's first message is sent: through inner too, in full, as fp16 (half) or int8 (byte)"
-# The encoder subtracts P, encodes, decodes, and adds to P; the decoder adds to P and hands a copy over.
+_FIRST_DOC = "encoding of a message key's first message: through inner too, in full, as fp16 (half) or int8 (byte)"
+# The encoder subtracts P, encodes, decodes, and adds to P; the decoder adds to P and returns a copy.
 _DELTA = CodecWork(Counts("16", "8", "2"), Counts("8", "8", "1")).around("inner.encode + inner.decode")
-# The encoder adds E, encodes, decodes, and keeps what is left.
+# The encoder adds E, encodes, decodes, and keeps the remainder.
 _FEEDBACK = NO_WORK._replace(encode=Counts("16", "8", "2")).around("inner.encode + inner.decode")
 
 _difference = functools.partial(
@@ -32,7 +32,7 @@ _difference = functools.partial(
 _feedback = functools.partial(
     CodecRow,
     for_gradients=True,
-    parameters=(codec("inner", "the codec that sends the sum"),),
+    parameters=(codec("inner", "codec for the sum"),),
     bits="inner",
     state=f"sender: {_MICROBATCH}, and the inner codec's",
     work=_FEEDBACK,
@@ -74,7 +74,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.memory.aqsgd:AqSgd",
         parameters=(
             codec("inner", _INNER.doc, default="acsgd(bits=4)"),
-            word("first", ("fp32", "bf16"), "how an example's first visit is sent"),
+            word("first", ("fp32", "bf16"), "encoding of an example's first visit"),
             word("later", ("difference", "direct"), _LATER_DOC),
             Parameter("memory_mb", "float", 1024.0, "memory of each end, in 10**6 bytes; the rest is in a file", (), 0),
             codec("backward", _BACKWARD.doc, default="acsgd(bits=8)"),
@@ -90,7 +90,7 @@ ROWS: tuple[CodecRow, ...] = (
     _difference(
         name="compactfusion",
         parameters=(
-            codec("inner", "the codec that sends the residual: onebit, twobit, lowrank", default="onebit"),
+            codec("inner", "codec for the residual: onebit, twobit, lowrank", default="onebit"),
             word("first", _FIRSTS, _FIRST_DOC, default="bf16"),
             _BACKWARD,
         ),
@@ -102,7 +102,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="ef",
         for_gradients=False,
         forward="testbed.codecs.memory.feedback:ErrorFeedback",
-        summary="error feedback: what a message left out is added to the same micro-batch of the next step",
+        summary="error feedback: a message's error is added to the same micro-batch of the next step",
         example="ef(topk(0.1))",
         source="Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019",
         law="residual",
@@ -111,10 +111,10 @@ ROWS: tuple[CodecRow, ...] = (
         name="ef-decay",
         forward="testbed.codecs.memory.feedback:DecayedFeedback",
         parameters=(
-            codec("inner", "the codec that sends the sum"),
-            Parameter("decay", "float", 0.95, "the share of what was left out that is added", least=0, most=1),
+            codec("inner", "codec for the sum"),
+            Parameter("decay", "float", 0.95, "share of the error that is added", least=0, most=1),
         ),
-        summary="error feedback that forgets: a momentum from which what is sent is taken; for gradients",
+        summary="decaying error feedback: a momentum from which sent values are subtracted; for gradients",
         example="ef-decay(topk-chunk(0.0156))",
         source="DeMo: Peng et al., arXiv 2411.19870; SparseLoCo: Sarfi et al., arXiv 2508.15706",
     ),
@@ -125,7 +125,7 @@ ROWS: tuple[CodecRow, ...] = (
             codec("inner", "the sparsifier that sends the sum"),
             Parameter("momentum", "float", 0.9, "of the gradients, before anything is left out", least=0, most=1),
         ),
-        summary="error feedback of momentum, which is forgotten where something is sent; for gradients",
+        summary="error feedback of momentum, which is reset where values are sent; for gradients",
         example="dgc(topk(0.01))",
         state="sender: two fp32 tensors per micro-batch and phase, and the inner codec's",
         source="deep gradient compression: Lin et al., ICLR 2018",
@@ -135,7 +135,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="lazy",
         for_gradients=False,
         forward="testbed.codecs.memory.feedback:LazyErrorFeedback",
-        summary="lazy error propagation: what a message left out is added to the next of the same step; for gradients",
+        summary="lazy error propagation: a message's error is added to the next one of the same step; for gradients",
         example="lazy(powersgd(4))",
         state="sender: one fp32 tensor per phase, and the inner codec's",
         source="Optimus-CC: Song et al., ASPLOS 2023, there with powersgd on gradients only",
@@ -144,7 +144,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="ef21",
         forward="testbed.codecs.memory.delta:Delta",
         parameters=(_INNER,),
-        summary="both ends hold A; C(X - A) is sent and added to A, which is what the receiver uses",
+        summary="both ends hold A; C(X - A) is sent and added to A, which the receiver uses",
         example="ef21(topk(0.1))",
         bits="inner + 32/n",
         state=f"{_MICROBATCH} at each end, both directions, and the inner codec's",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from testbed.codecs.catalogue.row import REQUIRED, CodecRow, CodecWork, Counts, Parameter, word
 
-_SHARE_DOC = "the share of the values that is kept, 0.1 for a tenth; at least one of each row"
+_SHARE_DOC = "share of values that is kept, 0.1 for a tenth; at least one per row"
 _SHARE = Parameter("share", "float", REQUIRED, _SHARE_DOC, least=1e-4, most=1.0)
 _VALUES = word("values", ("bf16", "fp32"), "the format of kept values")
 _POSITIONS = word(
     "positions",
     ("smaller", "bitmap", "index"),
-    "how positions are sent: a bit for each value, an index for each kept one (8 bits among 256 values, 16 among "
-    "65,536, or 32), or the shorter of the two",
+    "encoding of positions: a bit per value, an index per kept value (8 bits among 256 values, 16 among 65,536, or "
+    "32), or the shorter of the two",
 )
-_PER = word("per", ("token", "sample", "tensor"), "within which the largest values are chosen")
+_PER = word("per", ("token", "sample", "tensor"), "scope in which the largest values are chosen")
 _DRAWN = word("per", ("token", "channels"), "positions drawn for each token, or channels for all tokens")
 _SCALES = ("none", "inverse", "rms")
-_SCALE_DOC = "kept values times 1, d/k (right in the mean) or (d/k)**0.5 (the mean square is kept)"
+_SCALE_DOC = "factor of kept values: 1, d/k (unbiased) or (d/k)**0.5 (preserves the mean square)"
 _TOLD = "((1 if bitmap else i if index else min(1, i)) if 1 - k else 0)"
 _AMONG = "d if token else n/b if sample else n"
 _TOPK = (
@@ -43,12 +43,12 @@ ROWS: tuple[CodecRow, ...] = (
         name="topk-blocks",
         forward="testbed.codecs.sparse.sparsifier:BlockTopK",
         parameters=(
-            Parameter("share", "float", REQUIRED, "the share of the blocks that is kept", least=1e-4, most=1.0),
+            Parameter("share", "float", REQUIRED, "share of blocks that is kept", least=1e-4, most=1.0),
             Parameter("channels", "int", 8, "neighbouring values of a token in a block", least=1),
             Parameter("tokens", "int", 1, "successive tokens in a block", least=1),
             _VALUES,
         ),
-        summary="the blocks of 8 neighbouring channels of the largest energy, whole, and where they are",
+        summary="the blocks of 8 neighbouring channels with the largest energy, and their positions",
         example="topk-blocks(0.125)",
         bits="g*(k*values*c*t + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) and w = round(g*n) "
         "and g = groups(d, c)*groups(bn, t) and c = min(channels, d) and t = min(tokens, bn)",
@@ -62,10 +62,10 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.threshold:HardThreshold",
         parameters=(
             Parameter("threshold", "float", REQUIRED, "the smallest magnitude that is sent", least=1e-12),
-            Parameter("most", "float", 0.25, "the largest share of a tensor that is sent", least=1e-4, most=1.0),
+            Parameter("most", "float", 0.25, "maximum share of a tensor that is sent", least=1e-4, most=1.0),
             _VALUES,
         ),
-        summary="the values of at least a fixed magnitude, at most a share of them, and their positions",
+        summary="values of at least a fixed magnitude, up to a maximum share, and their positions",
         example="ht(0.01)",
         bits="most*values + min(1, 32*most)",
         at_most=True,
@@ -96,8 +96,8 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.quantised:Cocktail",
         parameters=(
             Parameter("share", "float", 0.2, "the share of the sample that is kept, the largest", least=1e-3, most=1.0),
-            Parameter("every", "int", 10, "neighbours of which one is drawn into the sample", least=1, most=1000),
-            Parameter("bits", "int", 4, "of a kept value", least=2, most=8),
+            Parameter("every", "int", 10, "one of this many neighbours is drawn into the sample", least=1, most=1000),
+            Parameter("bits", "int", 4, "bits per kept value", least=2, most=8),
         ),
         summary="a random sample, of which the largest magnitudes, with 4 bits each",
         bits="s*(k*(bits + 16/128) + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) "
@@ -114,7 +114,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.shared_mask:SharedTopK",
         backward="testbed.codecs.sparse.shared_mask:ForwardMask",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
-        summary="as topk; gradients are sent at the activations' positions, so theirs need not be",
+        summary="as topk; gradients use the activations' positions, which need not be sent again",
         bits=_TOPK,
         backward_bits=f"kept(share, {_AMONG})*values",
         state=_MASK_KEPT,

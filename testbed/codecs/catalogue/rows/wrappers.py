@@ -7,13 +7,13 @@ import functools
 from testbed.codecs.catalogue.row import NO_WORK, REQUIRED, CodecRow, Parameter, codec, word
 
 _SPLIT = word("split", ("auto", "whole"), "auto: 16 and 32-bit values are split into byte planes; whole: they are not")
-_ANY = codec("inner", "the codec whose payload is packed")
+_ANY = codec("inner", "codec whose payload is packed")
 _packing = functools.partial(
     CodecRow,
     bits="inner",
     at_most=True,
     size_note="at most this and 20 to 44 bytes per message: it depends on the values",
-    work="an entropy coder's work depends on the bytes that it packs, and no device's kernel for it is given",
+    work="an entropy coder's work depends on its input bytes, and no device kernel for it is specified",
     law="lossless",
 )
 
@@ -22,14 +22,14 @@ ROWS: tuple[CodecRow, ...] = (
         name="zstd",
         forward="testbed.codecs.lossless:Zstd",
         parameters=(_ANY, Parameter("level", "int", 1, "zstd's level: 1 is fast", least=1, most=19), _SPLIT),
-        summary="the inner payload packed by zstd, byte planes of 16 and 32-bit values apart",
+        summary="the inner payload packed by zstd, with byte planes of 16 and 32-bit values separated",
         source="zstd (RFC 8878); byte split: BloomBee, arXiv 2604.21072",
     ),
     _packing(
         name="entropy",
         forward="testbed.codecs.lossless:Entropy",
         parameters=(_ANY, _SPLIT),
-        summary="the inner payload as Huffman codes of its bytes: what their distribution alone can save",
+        summary="the inner payload as Huffman codes of its bytes: saves only by their distribution",
         source="zstd's Huffman coder (RFC 8878), all but without its matches",
     ),
     CodecRow(
@@ -37,10 +37,10 @@ ROWS: tuple[CodecRow, ...] = (
         for_gradients=True,
         forward="testbed.codecs.warmup:WarmUp",
         parameters=(
-            codec("inner", "the codec from then on"),
-            Parameter("steps", "int", REQUIRED, "training steps whose messages go as fp32", least=0),
+            codec("inner", "codec after the first steps"),
+            Parameter("steps", "int", REQUIRED, "training steps with messages as fp32", least=0),
         ),
-        summary="values as they are for the first training steps, then any other codec; for gradients",
+        summary="uncompressed values in the first training steps, then any other codec; for gradients",
         example="warmup(ef(onebit), 1)",
         bits="inner",
         size_note="messages of the first steps as fp32",
@@ -52,19 +52,19 @@ ROWS: tuple[CodecRow, ...] = (
         name="adaptive",
         forward="testbed.codecs.adaptive:Adaptive",
         parameters=(
-            Parameter("within_ms", "float", REQUIRED, "the time that a message may take on the link, in ms", least=0),
-            codec("mild", "the codec for links that have the time for it", default="bf16"),
-            codec("middle", "the codec for links that have not", default="int8"),
-            codec("strong", "the codec for the slowest links", default="int4(group=64)"),
+            Parameter("within_ms", "float", REQUIRED, "time limit of a message on the link, in ms", least=0),
+            codec("mild", "codec for links within the time limit", default="bf16"),
+            codec("middle", "codec for slower links", default="int8"),
+            codec("strong", "codec for the slowest links", default="int4(group=64)"),
         ),
-        summary="the mildest of three codecs for which the link, as measured while it sends, has time",
+        summary="the mildest of three codecs that meets a time limit on the measured link",
         example="adaptive(50)",
         bits="mild",
         at_most=True,
         size_note="or those of the codec chosen, and 4 bytes per message",
         state="those of the three; sender: the measured rate",
         source="after FusionLLM's AdaTopK, arXiv 2410.12707: the slowest link compresses most",
-        work="which of its codecs works is decided while it runs",
+        work="its choice of codec is made at run time",
         law="none",
         measures=True,
     ),

@@ -1,0 +1,97 @@
+"""One end of the boundary between two stages: a codec for each direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, ObservesLink, Paired, ReportsChoice
+from testbed.codecs.dense.cast import Fp32
+from testbed.codecs.wrap import States, capability
+from testbed.errors import UserError
+from testbed.message_key import Side, incoming, outgoing
+from testbed.nodes.bucket import fixed_bytes, memory_of
+from testbed.runtime.carried import Carried
+
+_ALIGNMENT_BYTES = 64
+"""Alignment of torch's allocations. Vectorised kernels sum in another order for tensors with another alignment, as seen
+with a codec that wrapped its payload's memory, so the cut would change the numbers."""
+
+
+class Boundary:
+    """Encodes and decodes the tensors exchanged with the neighbour on one side."""
+
+    keeps = ("_encoder", "_decoder")
+
+    def __init__(
+        self,
+        side: Side,
+        *,
+        index: int,
+        seed: int,
+        make: Callable[[Context], Codec],
+        measure: Callable[[], Carried] | None,
+    ) -> None:
+        """`side` is the neighbour's side. `index` counts boundaries (0 lies between the stages 0 and 1); `make` makes a
+        codec. `measure` starts to measure the link to the neighbour, for codecs that observe it; UserError if such a
+        codec has none.
+        """
+        self._side = side
+        out, back = (Context(seed=seed, boundary=index, direction=way(side)) for way in (outgoing, incoming))
+        self._encoder, self._decoder = make(out), make(back)
+        forward, backward = (
+            (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
+        )
+        if (paired := capability(backward, Paired)) is not None:
+            paired.pair(forward)
+        self._model_codec = capability(forward, ModelCodec)
+        self._observed: tuple[ObservesLink, Carried] | None = None
+        if (observer := capability(self._encoder, ObservesLink)) is not None:
+            if measure is None:
+                raise UserError(
+                    "its codec adapts to its link, so training depends on the network; run such cells with "
+                    ""
+                    'timing = "live"'
+                )
+            self._observed = observer, measure()
+        self._choosing = capability(self._encoder, ReportsChoice)
+        # Message keys of an evaluation without the codec must not reach it: its state would advance.
+        self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
+
+    def hook(self, model: Any) -> Hook | None:
+        """Return the activation codec's part of the stage's model, a torch Module; None if it does not change the
+        model.
+        """
+        return None if self._model_codec is None else self._model_codec.hook(model, self._side)
+
+    @property
+    def memory(self) -> States:
+        """State of its codecs."""
+        return memory_of({"encoder": self._encoder, "decoder": self._decoder})
+
+    def payload_bytes(self, shape: Sequence[int], *, out: bool) -> int | None:
+        """Return the length of every payload of tensors of a shape; None if it depends on more than the shape."""
+        return fixed_bytes(self._encoder if out else self._decoder, shape)
+
+    def decode(self, payload: memoryview, key: MessageKey) -> Tensor:
+        """Decode the neighbour's tensor. Raises the codec's CodecError."""
+        tensor = (self._plain_decoder if key.phase == "uncompressed" else self._decoder).decode(payload, key)
+        return tensor.clone() if tensor.data_ptr() % _ALIGNMENT_BYTES else tensor
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> tuple[memoryview, str | None]:
+        """Return the bytes for the neighbour, and the codec's choice if it makes one. Raises the codec's CodecError."""
+        if key.phase == "uncompressed":
+            return _as_bytes(self._plain_encoder.encode(tensor, key)), None
+        if self._observed is not None:
+            observer, carried = self._observed
+            observer.observe(*carried.read())
+        payload = self._encoder.encode(tensor, key)
+        return _as_bytes(payload), None if self._choosing is None else self._choosing.choice
+
+
+def _as_bytes(payload: bytes | bytearray | memoryview) -> memoryview:
+    """Return a payload as bytes, so that its length is its size."""
+    view = memoryview(payload)
+    return view.cast("B") if view.nbytes else memoryview(b"")

@@ -1,0 +1,66 @@
+"""How a model's tensors are divided: into fragments that are exchanged in turn (Streaming DiLoCo, arXiv 2501.18512),
+into the parts of a ring all-reduce, and into tensors that a codec encodes and tensors sent dense. No torch.
+
+Published fragments consist of whole layers. Here they consist of whole tensors, so that even a model of few layers,
+dominated by its embeddings, has fragments of similar size, which is what matters to a link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias, TypeVar
+
+from testbed.errors import SpecError
+from testbed.spec import DataParallelSpec
+
+_Item = TypeVar("_Item")
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""Shapes of the tensors of a message."""
+SMALL: Final = 1024
+"""Tensors with fewer values are sent dense: a codec's header and error would cost more than it saves."""
+
+
+def divide_tensors(values: Sequence[int], fragments: int) -> list[tuple[int, ...]]:
+    """Divide tensors, given their numbers of values, into fragments: largest first, each to the smallest so far.
+
+    Returns each fragment's tensors as ascending indices into `values`; each tensor is in one fragment. SpecError for
+    fewer tensors than fragments.
+    """
+    if fragments > len(values):
+        raise SpecError(
+            f"data.streaming.fragments is {fragments}, but the model has only {len(values)} tensors; "
+            f"set at most {len(values)}"
+        )
+    parts: list[list[int]] = [[] for _ in range(fragments)]
+    for tensor in sorted(range(len(values)), key=lambda number: -values[number]):
+        least = min(parts, key=lambda part: (sum(values[number] for number in part), len(part)))
+        least.append(tensor)
+    return [tuple(sorted(part)) for part in parts]
+
+
+def in_turn(items: Sequence[_Item], step: int) -> _Item:
+    """Return the item, out of one per fragment, for the fragment exchanged in a step."""
+    return items[step % len(items)]
+
+
+def fragment_shapes(shapes: Sequence[Sequence[int]], fragments: int) -> list[list[Sequence[int]]]:
+    """Return the shapes of each fragment's tensors."""
+    parts = divide_tensors([math.prod(shape) for shape in shapes], fragments)
+    return [[shapes[tensor] for tensor in part] for part in parts]
+
+
+def ring_parts(shapes: Sequence[Sequence[int]], workers: int) -> list[int]:
+    """Return the number of values in each part of a ring all-reduce, one part per worker."""
+    even, more = divmod(sum(map(math.prod, shapes)), workers)
+    return [even + (part < more) for part in range(workers)]
+
+
+def message_shapes(data: DataParallelSpec, shapes: Sequence[Sequence[int]]) -> list[list[Shapes]]:
+    """Return the tensor shapes of each message, by fragment and sender (the workers and a star's server); in a ring
+    all-reduce, of each part.
+    """
+    fragments = fragment_shapes(shapes, data.fragments)
+    if data.exchange == "all-reduce":
+        return [[((length,),) for length in ring_parts(part, data.workers)] for part in fragments]
+    return [[tuple(tuple(shape) for shape in part)] * len(data.places) for part in fragments]

@@ -1,0 +1,227 @@
+"""One replica of the model: its computation in a step, and the application of aggregates.
+
+Shared weights are identical at all workers. A worker's local steps start from them; or, where fragments are exchanged
+in turn (`spec.StreamingSpec`), from its own weights, into which a fragment's shared weights are mixed when they change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from testbed.nodes.fragments import divide_tensors, in_turn
+from testbed.nodes.optimise import Optimiser, Outer, learning_rate
+from testbed.runtime import failures
+from testbed.runtime.gather import global_norm
+from testbed.spec import OptimiserSpec, OuterSpec, Recipe, StreamingSpec
+
+
+class Evaluated(NamedTuple):
+    """The result of an evaluation."""
+
+    loss: float
+    """Mean over the validation data, in nats."""
+    accuracy: float | None = None
+    """Share of correctly classified validation images; None for text."""
+
+
+class Learner(Protocol):
+    """A model and one worker's part of the data."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """Trained parameters, in the same order at all workers."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """Number of equal parts of the worker's share of a batch."""
+        ...
+
+    def loss(self, batch: int, part: int) -> Tensor:
+        """Return the mean loss over a part of the worker's share of a batch, a scalar in autograd's graph."""
+        ...
+
+    def evaluate(self) -> Evaluated:
+        """Evaluate the model on the validation data, the same at all workers."""
+        ...
+
+
+class Computed(NamedTuple):
+    """The result of a step's local steps."""
+
+    tensors: list[Tensor]
+    """Tensors to send, by parameter (those of the step's fragment where fragments take turns): the mean gradient over
+    its part of the batch, the first moment that it yields (`Optimiser.message`), or the shared weights minus those
+    after its local steps."""
+    loss: float
+    """Mean over its part of the batches, before training on them."""
+    norm: float
+    """Norm of all `tensors` together."""
+
+
+class Worker:
+    """One replica. Aggregates are queued on arrival and applied when the program says so."""
+
+    keeps = ("parameters", "shared", "_optimiser", "_outers", "applied", "_batches")
+
+    def __init__(
+        self,
+        number: int,
+        learner: Learner,
+        *,
+        optimiser: OptimiserSpec,
+        outer: OuterSpec | None,
+        steps: int,
+        streaming: StreamingSpec | None = None,
+    ) -> None:
+        """`steps` is the length of the training, which determines the learning rate. SpecError for more fragments than
+        the model has tensors.
+        """
+        self.name, self._learner, self._spec, self._steps = f"worker {number}", learner, optimiser, steps
+        self.parameters = learner.parameters
+        self._optimiser = Optimiser(self.parameters, optimiser)
+        self._mixing = None if streaming is None else streaming.mixing
+        self.shared = self.parameters
+        """Shared weights, by parameter."""
+        if streaming is not None:
+            self.shared = [Parameter(parameter.detach().clone()) for parameter in self.parameters]
+        self._fragments = divide_tensors(
+            [parameter.numel() for parameter in self.parameters], 1 if streaming is None else streaming.fragments
+        )
+        self._outers = [
+            Outer([self.shared[tensor] for tensor in fragment], outer) for fragment in self._fragments if outer
+        ]
+        self._under_way: deque[list[Tensor]] = deque()
+        self.applied = 0
+        """Number of leading steps whose aggregates it has applied."""
+        self._batches = 0
+        self._losses: list[float] = []
+        """Losses of the step's local steps so far."""
+        self._before: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(cls, recipe: Recipe, number: int, learner: Learner) -> Worker:
+        """Make a worker of a recipe. Raises SpecError like `__init__`."""
+        data = recipe.data
+        assert data is not None
+        steps = recipe.training.steps
+        return cls(number, learner, optimiser=recipe.optimiser, outer=data.outer, steps=steps, streaming=data.streaming)
+
+    # ------------------------------------------------------------------ computing
+    def compute(self, step: int, *, staleness: int, local_steps: int) -> Computed:
+        """Make all local steps of a step. StageError where a loss or gradient is NaN or infinite."""
+        assert step - self.applied <= staleness, "a program applies due aggregates before a worker continues"
+        self.begin()
+        for _ in range(local_steps):
+            self.local_step(step)
+        return self.close(step)
+
+    def begin(self) -> None:
+        """Save the weights from which the step's local steps start."""
+        self._losses.clear()
+        if self._outers:
+            self._before = self.shared if self._mixing is not None else _copies(self.parameters)
+
+    def close(self, step: int) -> Computed:
+        """Return the result of a step's local steps, which leave the shared weights unchanged. StageError if it is NaN
+        or infinite.
+        """
+        loss = math.fsum(self._losses) / len(self._losses)
+        if not self._outers:
+            assert len(self._losses) == 1, "gradients are of one batch"
+            tensors = self._optimiser.message()
+            return Computed(tensors, loss, self._norm(tensors, step))
+        with torch.no_grad():
+            changed = [self._before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
+        if self._mixing is None:
+            _fill(self.parameters, self._before)
+        return Computed(changed, loss, self._norm(changed, step))
+
+    def local_step(self, step: int) -> float:
+        """Compute the gradient on its part of the next batch, and apply it where workers send changes of weights;
+        returns the mean loss.
+        """
+        loss = self._backward(step)
+        if self._outers:
+            rate = learning_rate(self._spec, step, self._steps)
+            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        self._losses.append(loss)
+        return loss
+
+    def _backward(self, step: int) -> float:
+        """Accumulate the mean gradient over its part of the next batch; returns the mean loss."""
+        losses = []
+        for part in range(self._learner.parts):
+            loss = self._learner.loss(self._batches, part)
+            (loss / self._learner.parts).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                raise failures.diverged(self.name, "loss", losses[-1], f"at step {step}")
+        self._batches += 1
+        return math.fsum(losses) / len(losses)
+
+    def _norm(self, tensors: Sequence[Tensor], step: int) -> float:
+        norm = global_norm([torch.linalg.vector_norm(tensor).item() ** 2 for tensor in tensors])
+        if not math.isfinite(norm):
+            raise failures.diverged(self.name, "norm of its message", norm, f"at step {step}")
+        return norm
+
+    # ------------------------------------------------------------------ applying
+    def receive(self, aggregate: list[Tensor]) -> None:
+        """Queue the next step's aggregate, and take ownership of it."""
+        self._under_way.append(aggregate)
+
+    def apply_until(self, step: int) -> list[int]:
+        """Apply the aggregates of all steps before this one, in order; returns those steps."""
+        done = list(range(self.applied, step))
+        for number in done:
+            fragment = in_turn(self._fragments, number)
+            for tensor, value in zip(fragment, self._under_way.popleft(), strict=True):
+                self.shared[tensor].grad = value
+            if not self._outers:
+                rate = learning_rate(self._spec, number, self._steps)
+                self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+            else:
+                in_turn(self._outers, number).update()
+            if self._mixing is not None:
+                with torch.no_grad():
+                    for tensor in fragment:
+                        own, shared = self.parameters[tensor], self.shared[tensor]
+                        own.copy_(torch.lerp(shared, own, self._mixing))
+            self.applied += 1
+        return done
+
+    def resume(self, step: int, weights: Sequence[Tensor] | None = None) -> None:
+        """Set the weights, if given, and count the first `step` steps as applied, as the server has done."""
+        assert not self._under_way
+        if weights is not None:
+            _fill(self.parameters, weights)
+        self.applied = step
+
+    def evaluate(self) -> Evaluated:
+        """Evaluate the shared weights on the validation data."""
+        if self._mixing is None:
+            return self._learner.evaluate()
+        own = _copies(self.parameters)
+        try:
+            _fill(self.parameters, self.shared)
+            return self._learner.evaluate()
+        finally:
+            _fill(self.parameters, own)
+
+
+def _copies(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@torch.no_grad()
+def _fill(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -1,0 +1,94 @@
+"""Train one place of a recipe over links; called by a stage host."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from testbed.errors import TransportError
+from testbed.jobs.actions import Action, Work
+from testbed.jobs.draws import drawn
+from testbed.jobs.kind import Setting
+from testbed.jobs.pipeline import Ended
+from testbed.runtime.control_plane import EvaluationDone, StepDone
+from testbed.runtime.ending import Announced
+from testbed.runtime.live import Live
+from testbed.runtime.pacing import Line, Takes
+from testbed.runtime.place_job import PlaceJob
+from testbed.runtime.step_log import StepLog
+from testbed.runtime.wiring import Wiring
+from testbed.spec import Measured
+from testbed.training.kinds import Training, explain_memory, set_up_torch, training_of
+
+
+def run_place(
+    job: PlaceJob,
+    sockets: Sequence[socket.socket],
+    report: Callable[[StepDone | EvaluationDone], None],
+    asked: Callable[[], bool],
+    make: Callable[[Setting], Training] = training_of,
+) -> Ended:
+    """Build the place's node, connect it, run its program, and close connections in order; returns why training ended.
+
+    `sockets` are those of the job's `Gather`; they are closed at the end. `asked` returns whether the user has asked to
+    stop early. StageError, with advice, when memory runs out.
+    """
+    set_up_torch()
+    training, node, place = make(Setting(job.recipe, job.vocabulary, job.tokens)), None, job.place
+    try:
+        with Wiring(
+            job,
+            sockets,
+            names=training.names,
+            max_payload_bytes=training.most_bytes,
+            max_frames=training.most_frames,
+        ) as wiring:
+            loaded = training.load(place)
+            wiring.connect()
+            node = training.node(place, loaded, lambda peer: wiring.connections[peer].measure())
+            ending = training.ending(job, wiring.gather, asked)
+            with (Path(job.folder) / f"steps-{place}.jsonl").open("x", encoding="utf8") as steps:
+                log = StepLog(
+                    node,
+                    steps,
+                    named=training.named,
+                    warmup_steps=job.recipe.training.warmup_steps,
+                    connections=wiring.connections,
+                    side=lambda peer: training.side(place, peer),
+                    counters=wiring.counters,
+                    report=report,
+                    says_loss=training.says_loss(place),
+                )
+                live = Live(
+                    place,
+                    node,
+                    wiring.connections,
+                    gather=wiring.gather,
+                    ending=ending,
+                    line=lambda: Line(takes(job, training), job.compute.dilation),
+                    timeout_s=job.limits.message_s,
+                    observers=[log],
+                )
+                ended = live.run(training.job_of(job).program(place))
+                log.finish(job.limits.message_s)
+            with contextlib.suppress(*([TransportError] if training.misses_nobody(place) else [])):
+                wiring.leave()
+    except (MemoryError, RuntimeError, OSError) as error:
+        explain_memory(job.name, node, error)
+        raise
+    return ended or ("asked" if isinstance(ending, Announced) and ending.early else "steps")
+
+
+def takes(job: PlaceJob, training: Training) -> Takes | None:
+    """Return a place's durations of actions, for `Line`."""
+    if isinstance(job.compute, Measured):
+        return None
+    work_ns, codec_ns = training.work_ns(job), training.codec_ns(job)
+
+    def stated_ns(place: int, action: Action) -> int | None:
+        return work_ns(action.what) if isinstance(action, Work) else codec_ns(action)
+
+    return functools.partial(drawn(stated_ns, job.compute), job.place)
