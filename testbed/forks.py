@@ -23,7 +23,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -343,12 +342,13 @@ def _take(request: _Request, given: Sequence[int]) -> None:
 
 def preload(modules: Iterable[str]) -> None:
     """Import modules, so that forks of this process share them."""
-    # Importing torch creates its compiler's cache folder, which would here belong to root, not to the user.
+    # Importing torch creates its compiler's cache folder, which would here belong to root, not to the user. A temporary
+    # folder would stay behind where this process is killed; /proc exists, and nothing can be made there.
     key = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(key)
-    with tempfile.TemporaryDirectory() as os.environ[key]:
-        for module in modules:
-            importlib.import_module(module)
+    os.environ[key] = "/proc"
+    for module in modules:
+        importlib.import_module(module)
     del os.environ[key]
     if before is not None:
         os.environ[key] = before

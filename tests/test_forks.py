@@ -102,6 +102,21 @@ def test_it_ends_as_it_would_by_itself(errors: Any, code: str, status: int, word
     assert words in errors.read().decode()
 
 
+def test_what_is_imported_ahead_makes_no_folder_that_a_kill_would_leave(tmp_path: Path) -> None:
+    watch = (
+        "import sys\n"
+        "made = []\n"
+        "sys.addaudithook(lambda event, of: made.append(str(of[0])) if event == 'os.mkdir' else None)\n"
+        "from testbed import forks\n"
+        "forks.preload(['torch', 'torch._inductor.config', 'torch._dynamo'])\n"
+        "print([path for path in made if path.startswith(sys.argv[1])], '/proc' in made)\n"
+    )
+    places = {**host_environment(), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", watch, str(tmp_path)]
+    assert subprocess.check_output(command, env=places, cwd=ROOT, text=True) == "[] True\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_can_be_waited_for_and_killed(errors: Any) -> None:
     process = start(errors, PROGRAM, "time.sleep(600)")
     assert process.poll() is None
