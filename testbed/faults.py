@@ -7,6 +7,7 @@ its faults are drawn when the plan is made, so a cell holds explicit faults. The
 from __future__ import annotations
 
 import functools
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -18,12 +19,12 @@ from testbed.directions import LINK_DIRECTIONS, EitherOrBoth, LinkDirection
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Frozen, explain, is_none
 from testbed.profiles import LinkProfile, PipeFault
-from testbed.profiles.ranges import MomentNs, PeriodNs
+from testbed.profiles.ranges import LONGEST_NS, MomentNs, PeriodNs
 
 MOST: Final = 1000
 """Maximum number of faults of a cell."""
 ALL: Final = "all"
-_OF_NODE = ("node", "stop", "slow")
+_OF_NODE = ("node", "stop", "slow", "kill")
 _WHERE, _WHEN, _DRAWN = ("link", "way"), ("at", "for"), ("mtbf", "until", "seed")
 _SAFE_S: Final = 60
 
@@ -44,9 +45,7 @@ _LATE = "approximate"
 _NO_EXEC = REFUSED + "exec reads no faults"
 _OF_LINKS = (EXACT, EXACT, _LATE, _NO_EXEC)
 _OF_NETEM = (EXACT, EXACT, f"{_LATE}, engine netem only", _NO_EXEC)
-_UNSIGNALLED = REFUSED + "a session cannot signal a node at a stated time yet"
-_OF_NODES = (_UNSIGNALLED, _UNSIGNALLED, _NO_EXEC)
-_BY_STEP = REFUSED + "a live node is slow by the step: state compute.slow"
+_OF_NODES = (EXACT, _LATE, _NO_EXEC)
 _OF_GUESTS = (
     REFUSED + "one process plays all nodes",
     REFUSED + "all nodes share the guest's kernel, so it would hit all of them",
@@ -61,9 +60,9 @@ KINDS: Final[Mapping[str, FaultKind]] = {
     "reorder": FaultKind("packets overtake the queue", *_OF_NETEM),
     "duplicate": FaultKind("packets arrive twice", *_OF_NETEM),
     "corrupt": FaultKind("a bit of a packet is inverted; a checksum finds it, so it is a loss", *_OF_NETEM),
-    "kill": FaultKind("a node ends", REFUSED + "the run would end there, and leave no times", *_OF_NODES),
+    "kill": FaultKind("a node's process is killed", REFUSED + "one process plays all nodes", *_OF_NODES),
     "stop": FaultKind("a node neither computes nor reads nor sends for a while; its kernel does", EXACT, *_OF_NODES),
-    "slow": FaultKind("a node's work takes several times as long", EXACT, _BY_STEP, _BY_STEP, _NO_EXEC),
+    "slow": FaultKind("a node's work takes several times as long", EXACT, *_OF_NODES),
     "disk_full": FaultKind("a node's disk is full", *_OF_GUESTS),
     "clock_step": FaultKind("a node's clock is set", *_OF_GUESTS),
     "out_of_memory": FaultKind("a node's memory runs out", *_OF_GUESTS),
@@ -110,13 +109,15 @@ class LinkFault(PipeFault):
 
 
 class NodeFault(Frozen):
-    """A node is stopped or slow for a while. Times are those of the emulated world."""
+    """A node is stopped or slow for a while, or killed. Times are those of the emulated world."""
 
     node: int = Field(ge=0)
     at_ns: MomentNs
     for_ns: PeriodNs
     slow: float | None = Field(default=None, gt=1, le=1000, exclude_if=is_none)
-    """Multiple of the durations of its work; None: it is stopped."""
+    """Multiple of the durations of its work; None: it is stopped, or killed."""
+    kill: bool = Field(default=False, exclude_if=operator.not_)
+    """Its process is killed; `for_ns` is then longer than any run."""
 
     @property
     def end_ns(self) -> int:
@@ -126,12 +127,36 @@ class NodeFault(Frozen):
     @property
     def words(self) -> str:
         """What happens, where and when."""
+        at = f"at {units.format_time(self.at_ns)}"
+        if self.kill:
+            return f"node {self.node}: killed {at}"
         what = "stopped" if self.slow is None else f"{self.slow:g} times as slow"
-        return f"node {self.node}: {what} at {units.format_time(self.at_ns)} for {units.format_time(self.for_ns)}"
+        return f"node {self.node}: {what} {at} for {units.format_time(self.for_ns)}"
 
     def dilated(self, factor: int) -> NodeFault:
         """Return it with time dilated by `factor`."""
         return self.model_copy(update={"at_ns": self.at_ns * factor, "for_ns": self.for_ns * factor})
+
+
+def goes_on_ns(faults: Iterable[NodeFault], at_ns: int) -> int:
+    """Return when a node goes on that is stopped at a time; that time if it is not. `faults` are the node's."""
+    return next((f.end_ns for f in faults if f.slow is None and f.at_ns <= at_ns < f.end_ns), at_ns)
+
+
+def worked_ns(faults: Iterable[NodeFault], at_ns: int, work_ns: int) -> int:
+    """Return when work ends that a node begins at a time. `faults` are the node's, by time."""
+    for fault in faults:
+        if at_ns >= fault.end_ns:
+            continue
+        if at_ns + work_ns <= fault.at_ns:
+            break
+        before_ns = max(0, fault.at_ns - at_ns)
+        at_ns, work_ns = at_ns + before_ns, work_ns - before_ns
+        meanwhile_ns = 0 if fault.slow is None else int((fault.end_ns - at_ns) / fault.slow)
+        if work_ns <= meanwhile_ns:
+            return at_ns + round(work_ns * (fault.slow or 1))
+        at_ns, work_ns = fault.end_ns, work_ns - meanwhile_ns
+    return at_ns + work_ns
 
 
 Fault = LinkFault | NodeFault
@@ -148,12 +173,12 @@ def with_faults(profile: LinkProfile, link: str, faults: tuple[LinkFault, ...]) 
     return profile.model_copy(update=changed) if changed else profile
 
 
-def patience_s(faults: Iterable[PipeFault]) -> float:
+def patience_s(faults: Iterable[Fault]) -> float:
     """Return the additional time to wait for a message: twice the longest outage, because TCP tries again after up to
-    as long as the outage was, and a minute; 0 without faults.
+    as long as the outage was, or fault of a node, and a minute; 0 without faults.
     """
-    outages = [fault.for_ns if fault.loss == 1 else 0 for fault in faults]
-    return 2 * max(outages) / 1e9 + _SAFE_S if outages else 0.0
+    long = [fault.for_ns if isinstance(fault, NodeFault) or fault.loss == 1 else 0 for fault in faults]
+    return 2 * max((ns for ns in long if ns < LONGEST_NS), default=0) / 1e9 + _SAFE_S if long else 0.0
 
 
 def check_faults(faults: Sequence[Fault], links: Mapping[str, LinkProfile], nodes: int) -> None:
@@ -207,13 +232,17 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
             raise SpecError(f"{where}.step: when a step begins is known only when it runs; state its time with at")
         if key not in (known := (*(_OF_NODE if "node" in row else (*_WHERE, *_READERS)), *_WHEN, *_DRAWN)):
             raise UnknownNameError(f"key of {where}", key, known)
-    for_ns, way = _read(where, row, "for", units.parse_span), row.get("way", "both")
     if "node" in row:
-        if ("slow" in row) == (row.get("stop") is True):
-            raise SpecError(f"{where} must have either stop = true, or slow, a multiple of the node's durations")
+        stop, kill = row.get("stop") is True, row.get("kill") is True
+        if stop + kill + ("slow" in row) != 1 or (kill and "for" in row):
+            raise SpecError(
+                f"{where} must have one of stop = true, slow, a multiple of durations, and kill = true, without for"
+            )
+        for_ns = LONGEST_NS if kill else _read(where, row, "for", units.parse_span)
         for at_ns in _times(where, row, f"node {row['node']}", for_ns):
-            yield _made(NodeFault, where, node=row["node"], at_ns=at_ns, for_ns=for_ns, slow=row.get("slow"))
+            yield _made(NodeFault, where, node=row["node"], at_ns=at_ns, for_ns=for_ns, slow=row.get("slow"), kill=kill)
         return
+    for_ns, way = _read(where, row, "for", units.parse_span), row.get("way", "both")
     named = list(links) if (link := row.get("link", ALL)) == ALL else [link]
     if isinstance(link, int) and 0 <= link < len(links):
         named = [list(links)[link]]

@@ -797,6 +797,8 @@ class Cell(Trained):
         if fault := sites_fault(self.topology, self.nodes, self.sites):
             raise ValueError(fault)
         check_faults(self.fault or (), self.links_by_name, self.nodes)
+        if isinstance(self.compute, Measured) and any(fault.slow for fault in self.node_faults):
+            raise ValueError("a fault makes a node slow, whose durations are not stated; set compute.mode = 'paced'")
         return self
 
     @property
@@ -844,6 +846,10 @@ class Cell(Trained):
         """Faults of nodes, for the lab, including dilation."""
         faults = (fault for fault in self.fault or () if isinstance(fault, NodeFault))
         return tuple(fault.dilated(self.compute.dilation) for fault in faults)
+
+    def faults_of(self, node: int) -> tuple[NodeFault, ...]:
+        """Return those of one node."""
+        return tuple(fault for fault in self.node_faults if fault.node == node)
 
     @property
     def links_by_name(self) -> dict[str, LinkProfile]:

@@ -72,8 +72,9 @@ def test_a_row_that_cannot_be_made_is_refused(row: dict[str, Any], says: str) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_table_is_what_refuses(kind: str, run: str) -> None:
     verdict = getattr(KINDS[kind], run)
-    values = {"outage": True, "rate": "1Mbit", "delay": "1s", "stop": True, "slow": 2.0}
-    row = {"at": "1s", "for": "1s", kind: values.get(kind, "5%")} | ({"node": 0} if kind in ("stop", "slow") else {})
+    values = {"outage": True, "rate": "1Mbit", "delay": "1s", "stop": True, "slow": 2.0, "kill": True}
+    row = {"at": "1s", kind: values.get(kind, "5%")} | ({"node": 0} if kind in ("stop", "slow", "kill") else {})
+    row |= {} if kind == "kill" else {"for": "1s"}
     if verdict.startswith(REFUSED):
         with pytest.raises(SpecError) as refused:
             read(row, run=run)
@@ -87,7 +88,9 @@ def test_a_row_with_a_node_is_a_fault_of_it() -> None:
     row = {"node": 1, "at": "1s", "for": "1s"}
     stopped, slow = read({**row, "stop": True}, {**row, "node": 0, "slow": 3.0})
     assert (stopped.words, slow.words) == ("node 0: 3 times as slow at 1 s for 1 s", "node 1: stopped at 1 s for 1 s")
-    for wrong in ({}, {"stop": True, "slow": 3.0}, {"slow": 0.5}, {"stop": True, "rate": "1Mbit"}):
+    (killed,) = read({"node": 1, "at": "1s", "kill": True}, run="live_virtual")
+    assert killed.words == "node 1: killed at 1 s"
+    for wrong in ({}, {"stop": True, "slow": 3.0}, {"slow": 0.5}, {"stop": True, "rate": "1Mbit"}, {"kill": True}):
         with pytest.raises(UserError):
             read({**row, **wrong})
     assert cell('fault=[{ node = 1, at = "1s", for = "2s", stop = true }]').node_faults[0].node == 1
@@ -95,6 +98,12 @@ def test_a_row_with_a_node_is_a_fault_of_it() -> None:
     for other in ("node = 1", "node = 64"):
         with pytest.raises(SpecError, match="another fault then, or is none of"):
             cell(f"fault=[{{ node = 1, {times}, stop = true }}, {{ {other}, {times}, slow = 2.0 }}]")
+
+
+def test_a_node_can_be_slow_only_where_its_durations_are_stated() -> None:
+    slow = 'fault=[{ node = 1, at = "1s", for = "2s", slow = 2.0 }]'
+    with pytest.raises(SpecError, match="durations are not stated"):
+        cell(slow, "timing=live", clock="real")
 
 
 def test_drawn_faults_are_explicit_repeatable_and_each_link_has_its_own() -> None:
@@ -189,7 +198,7 @@ def test_time_is_dilated_with_the_link() -> None:
     [
         ('rate = "1Gbit"', "no worse than"),
         ('delay = "1us"', "no worse than"),
-        ("kill = true", r"kill is refused, because the run would end there"),
+        ("kill = true", r"kill is refused, because one process plays all nodes"),
     ],
 )
 def test_a_cell_refuses_faults_that_are_none(row: str, says: str) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from testbed.faults import NodeFault
+from testbed.faults import NodeFault, goes_on_ns, worked_ns
 from testbed.trace.format import KINDS, RECEIVE, SEND, SIGNAL, WORK, Trace
 from testbed.trace.played import PlayedLane
 from testbed.waking import waking_ns
@@ -94,7 +94,8 @@ class Lanes:
         """Lateness with which each end of work was noticed."""
         self.halted: list[LaneState] = []
         """Lanes that have ended a step, and wait to begin the next."""
-        self._faults = sorted(faults, key=lambda fault: fault.at_ns)
+        faults = sorted(faults, key=lambda fault: fault.at_ns)
+        self._faults = [[fault for fault in faults if fault.node == lane.node] for lane in self.states]
         self._steps, self._hand_over, self._halt, self._director = steps, hand_over, halt, director
         self._ready = deque(self.states)
         self._due: list[tuple[int, int]] = []  # a heap of (when work ends, which lane)
@@ -132,11 +133,11 @@ class Lanes:
 
     def _run(self, lane: LaneState, now_ns: int) -> None:
         kind, value, starts = lane.kind, lane.value, lane.starts
-        begin, end, at_ns, i = lane.begin, lane.end, lane.at_ns, lane.index
+        begin, end, at_ns, i, faults = lane.begin, lane.end, lane.at_ns, lane.index, self._faults[lane.number]
         while lane.step < self._steps:
             stop = starts[lane.step + 1]
             while i < stop:
-                if self._faults and (until_ns := self._goes_on_ns(lane.node, at_ns)) > at_ns:
+                if faults and (until_ns := goes_on_ns(faults, at_ns)) > at_ns:
                     at_ns = until_ns
                     if at_ns > now_ns:
                         lane.at_ns, lane.index = at_ns, i
@@ -146,7 +147,7 @@ class Lanes:
                 what = kind[i]
                 if what == WORK:
                     work_ns = value[i] + lane.waking_ns
-                    at_ns = self._worked_ns(lane.node, at_ns, work_ns) if self._faults else at_ns + work_ns
+                    at_ns = worked_ns(faults, at_ns, work_ns) if faults else at_ns + work_ns
                     lane.waking_ns = 0
                     end[i] = at_ns
                     i += 1
@@ -189,26 +190,6 @@ class Lanes:
             if self._halt and lane.step < self._steps:
                 self.halted.append(lane)
                 return
-
-    def _goes_on_ns(self, node: int, at_ns: int) -> int:
-        """Return when a node goes on that is stopped at a time; that time if it is not."""
-        stops = (f.end_ns for f in self._faults if f.node == node and f.slow is None and f.at_ns <= at_ns < f.end_ns)
-        return next(stops, at_ns)
-
-    def _worked_ns(self, node: int, at_ns: int, work_ns: int) -> int:
-        """Return when work ends that a node begins at a time."""
-        for fault in self._faults:
-            if fault.node != node or at_ns >= fault.end_ns:
-                continue
-            if at_ns + work_ns <= fault.at_ns:
-                break
-            before_ns = max(0, fault.at_ns - at_ns)
-            at_ns, work_ns = at_ns + before_ns, work_ns - before_ns
-            meanwhile_ns = 0 if fault.slow is None else int((fault.end_ns - at_ns) / fault.slow)
-            if work_ns <= meanwhile_ns:
-                return at_ns + round(work_ns * (fault.slow or 1))
-            at_ns, work_ns = fault.end_ns, work_ns - meanwhile_ns
-        return at_ns + work_ns
 
     def go_on(self) -> None:
         """Advance the lanes that have ended a step."""

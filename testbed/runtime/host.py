@@ -15,7 +15,9 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,6 +49,8 @@ class _Child:
         self._job = job
         self._kills = failures.oom_kills()
         self._asked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._signals = sorted(_signals(job))
+        self._stated = ""
         self.pipe, theirs = os.pipe()
         self._text = b""
         self.pid = os.fork()
@@ -67,8 +71,21 @@ class _Child:
             return JobFailed.model_validate_json(self._text)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         by_kernel = status == -signal.SIGKILL and failures.oom_kills() > self._kills
-        error = failures.killed(self._job.name, how, f"after {self._recorded()} recorded steps", by_kernel=by_kernel)
+        where = f"after {self._recorded()} recorded steps{self._stated}"
+        error = failures.killed(self._job.name, how, where, by_kernel=by_kernel)
         return JobFailed(error=type(error).__name__, message=str(error), traceback="")
+
+    @property
+    def next_fault_s(self) -> float | None:
+        """Time until its next fault begins or ends; None without any."""
+        return max(0, self._signals[0][0] - time.monotonic_ns()) / 1e9 if self._signals else None
+
+    def fail(self) -> None:
+        """Send the signals of its faults that are due."""
+        while self._signals and self._signals[0][0] <= time.monotonic_ns():
+            _, number, words = self._signals.pop(0)
+            self._stated = f", as stated: {words}" if number == signal.SIGKILL else ""
+            os.kill(self.pid, number)
 
     def finish(self) -> None:
         """Ask it to end after its current step."""
@@ -90,6 +107,16 @@ class _Child:
         os.close(self.pipe)
         os.close(self._asked)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _signals(job: PlaceJob) -> Iterator[tuple[int, signal.Signals, str]]:
+    """Yield the signals that a place's faults are, each with its time and the fault in words."""
+    for fault in job.faults:
+        at_ns, end_ns = job.played_at_ns + fault.at_ns, job.played_at_ns + fault.end_ns
+        if fault.kill:
+            yield at_ns, signal.SIGKILL, fault.words
+        elif fault.slow is None:
+            yield from ((at_ns, signal.SIGSTOP, fault.words), (end_ns, signal.SIGCONT, fault.words))
 
 
 def _work(
@@ -122,7 +149,10 @@ def serve(channel: socket.socket) -> None:
     """Execute orders until the controller is gone."""
     child: _Child | None = None
     while True:
-        ready, _, _ = select.select([channel.fileno(), *([child.pipe] if child is not None else [])], [], [])
+        watched = [channel.fileno(), *([child.pipe] if child is not None else [])]
+        ready, _, _ = select.select(watched, [], [], child.next_fault_s if child is not None else None)
+        if child is not None:
+            child.fail()
         if child is not None and child.pipe in ready and (outcome := child.read()) is not None:
             child = None
             send(channel, outcome)

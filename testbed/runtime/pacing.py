@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from testbed.faults import NodeFault, goes_on_ns, worked_ns
 from testbed.jobs.actions import Action, Decode, Work
 from testbed.jobs.recorder import PacedWork
 
@@ -109,9 +110,18 @@ class Line:
     time. Records hold the line's times, never earlier than a time recorded before, which matters only after an overrun.
     """
 
-    def __init__(self, takes: Takes | None, dilation: int = 1, clock: LabClock | None = None) -> None:
-        """`takes`: None without pacing."""
+    def __init__(
+        self,
+        takes: Takes | None,
+        dilation: int = 1,
+        clock: LabClock | None = None,
+        *,
+        faults: Sequence[NodeFault] = (),
+        faults_from_ns: int = 0,
+    ) -> None:
+        """`takes`: None without pacing. `faults`: those of the node, by time; their times are from `faults_from_ns`."""
         self._takes, self._dilation, self._clock = takes, dilation, clock or LabClock()
+        self._faults, self._faults_from_ns = faults, faults_from_ns
         self._in_action = False
         self.at_ns = self.recorded_ns = self._clock.now()
 
@@ -136,13 +146,17 @@ class Line:
 
     def came(self, moment_ns: int) -> None:
         """Advance to the arrival of a message."""
-        self.at_ns = max(self.at_ns, moment_ns) if self._takes is not None else self._clock.now()
+        self.at_ns = self._after_stop(max(self.at_ns, moment_ns)) if self._takes is not None else self._clock.now()
         self.recorded_ns = max(self.recorded_ns, self.at_ns)
 
     def met(self, line_ns: int) -> None:
         """Advance to the time at which all places stand."""
-        self.at_ns = line_ns if self._takes is not None else self._clock.now()
+        self.at_ns = self._after_stop(line_ns) if self._takes is not None else self._clock.now()
         self.recorded_ns = max(self.recorded_ns, self.at_ns)
+
+    def _after_stop(self, at_ns: int) -> int:
+        """Return that time, or when the node goes on that is stopped then."""
+        return goes_on_ns(self._faults, at_ns - self._faults_from_ns) + self._faults_from_ns
 
     def now(self) -> int:
         """Return the start time of an action."""
@@ -156,6 +170,8 @@ class Line:
             return None
         stated_ns = self._takes(action)
         took_ns = (ended_ns - began_ns) * self._dilation if stated_ns is None else stated_ns
+        since_ns = self.at_ns - self._faults_from_ns
+        took_ns = worked_ns(self._faults, since_ns, took_ns) - since_ns
         self.at_ns += took_ns
         if isinstance(action, Decode):
             self.recorded_ns += took_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from testbed.faults import NodeFault
 from testbed.frozen import Frozen
 from testbed.runtime.pacing import Coding
 from testbed.spec import RINGS, Cell, CodecCost, Measured, Paced, Recipe, Stated, recipe_of
@@ -61,6 +62,10 @@ class PlaceJob(Frozen):
     Empty without a lab."""
     overhead_bytes: int = Field(ge=0)
     """Bytes that those devices count in addition to each IP packet."""
+    faults: tuple[NodeFault, ...] = ()
+    """Faults of this place, from when the links were played."""
+    played_at_ns: int = 0
+    """When they were: a time of CLOCK_MONOTONIC."""
 
     @property
     def name(self) -> str:
@@ -106,7 +111,8 @@ def jobs(
         overhead_bytes=overhead_bytes,
     )
     return tuple(
-        first.model_copy(update={"place": place, "devices": own}) for place, own in zip(places, devices, strict=True)
+        first.model_copy(update={"place": place, "devices": own, "faults": cell.faults_of(place)})
+        for place, own in zip(places, devices, strict=True)
     )
 
 

@@ -106,7 +106,7 @@ class Session(Closing):
         `coding`: see `PlaceJob`.
         """
         patience_s = _UNKNOWN_S if cell.job else _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
-        patience_s += faults.patience_s(cell.link_faults) * cell.compute.dilation
+        patience_s += faults.patience_s(cell.fault or ()) * cell.compute.dilation
         work = jobs(
             cell,
             endpoints=tuple(Endpoint(address=node.address, port=_DATA_PORT) for node in self.lab.nodes),
@@ -119,11 +119,11 @@ class Session(Closing):
             limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
             coding=coding,
         )
-        self.lab.play()
+        played_at = {"played_at_ns": self.lab.play()}
         played(self.lab.record)
         with Sampler(self.lab, folder / "counters.jsonl") as sampler:
             for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
-                host.start(job, sockets)
+                host.start(job.model_copy(update=played_at), sockets)
             survives = cell.data is not None and cell.data.arrivals is not None
             ended = self._follow(work, sampler, observer, interrupt, patience_s, survives=survives)
         self.during = sampler.during
@@ -241,5 +241,5 @@ def _cause(failures: dict[str, JobFailed]) -> StageError | SpecError:
     name, failed = next(
         ((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items()))
     )
-    named = failed.message if failed.message.startswith(name) else f"{name}: {failed.message}"
+    named = failed.message if name in failed.message else f"{name}: {failed.message}"
     return (SpecError if failed.error in _USERS else StageError)(named)

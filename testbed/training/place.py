@@ -68,7 +68,9 @@ def run_place(
                     wiring.connections,
                     gather=wiring.gather,
                     ending=ending,
-                    line=lambda: Line(takes(job, training), job.compute.dilation),
+                    line=lambda: Line(
+                        takes(job, training), job.compute.dilation, faults=job.faults, faults_from_ns=job.played_at_ns
+                    ),
                     timeout_s=job.limits.message_s,
                     observers=[log],
                 )

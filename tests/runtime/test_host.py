@@ -22,6 +22,7 @@ import pytest
 
 from testbed import forks
 from testbed.errors import StageError
+from testbed.faults import NodeFault
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.metrics.steps import align
 from testbed.profiles import load_profile
@@ -41,6 +42,7 @@ SOON_S = 240.0
 """Only what hangs takes as long, on any machine."""
 VOCABULARY = 96
 STEPS = 4
+S = 10**9
 
 
 def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: Any) -> Cell:
@@ -262,6 +264,27 @@ def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(
     (tmp_path / "again").mkdir()
     start(started, jobs_of(a_cell(3), tmp_path / "again", tokens))
     assert [said[-1] for said in finish(started)] == [JobDone()] * 3
+
+
+def test_stated_faults_stop_and_kill_a_stage_and_who_reports_it_says_so(
+    shared: list[Host], tokens: Path, tmp_path: Path
+) -> None:
+    stop, kill = NodeFault(node=1, at_ns=S, for_ns=3 * S), NodeFault(node=1, at_ns=6 * S, for_ns=1, kill=True)
+    of_all = jobs_of(a_cell(2, steps=100_000, evaluate_every=0), tmp_path, tokens)
+    faults = {"faults": (stop, kill), "played_at_ns": time.monotonic_ns()}
+    start(shared[:2], (of_all[0], of_all[1].model_copy(update=faults)))
+    state, deadline = "", time.monotonic() + SOON_S
+    while state != "T" and time.monotonic() < deadline:
+        for child in children(shared[1].process.pid):
+            state = Path(f"/proc/{child}/stat").read_text().split()[2]
+        time.sleep(0.01)
+    assert state == "T"
+    first, second = (said[-1] for said in finish(shared[:2]))
+    assert re.match(
+        "the process of stage 1 was killed by SIGKILL after \\d+ recorded steps, as stated: node 1: killed at 6 s",
+        second.message,
+    )
+    assert (first.error, second.error, second.traceback) == ("TransportError", "StageError", "")
 
 
 def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens: Path, tmp_path: Path) -> None:

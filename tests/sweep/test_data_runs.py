@@ -58,6 +58,14 @@ arrivals = { period_s = 0.5 }
 outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }"""
 
 
+KILLED = """
+[[cell.fault]]
+node = 1
+at = "3s"
+kill = true
+"""
+
+
 PACED = 'mode = "paced", forward = "40ms", backward = "80ms", update = "5ms"'
 
 
@@ -201,13 +209,21 @@ def test_live_on_the_real_clock_it_trains_as_without_a_network(workload: str, tm
         pytest.param('deco = { every = 2, noise = "exp", noise_weight = 1.0 }', TEXT, id="choices"),
         pytest.param(ARRIVALS, TEXT, id="arrivals"),
         pytest.param(ARRIVALS.replace("0.5", "0.2"), DIGITS, id="arrivals of images"),
+        pytest.param(f"{ARRIVALS}{KILLED}", TEXT, id="arrivals without a killed worker"),
     ],
 )
 def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, workload: str, tmp_path: Path) -> None:
     stated = {"exchange": "", "workload": workload} if "exchange" in more else {}
     means = {"steps": 8, "profile": "link(5Mbit, 20ms)", "more": more, **stated}
-    first, another = (steps_of(run) for name in ("first", "another") for run in swept(tmp_path / name, "live", **means))
+    run, other = (run for name in ("first", "another") for run in swept(tmp_path / name, "live", **means))
+    first, another = steps_of(run), steps_of(other)
     assert first == another
+    if KILLED in more:
+        assert known(run.summary).lost == {
+            "worker 1": f"the process of worker 1 was killed by SIGKILL after {len(first[1])} recorded steps, "
+            "as stated: node 1: killed at 3 s"
+        }
+        assert len(first[1]) < len(first[0])
     if "deco" in more:
         sizes = {frame.frame_bytes for record in first[0] for frame in record.sent}
         assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it

@@ -13,6 +13,7 @@ import pytest
 
 from testbed import results
 from testbed.faults import NodeFault
+from testbed.metrics.steps import align
 from testbed.player.guests import play_jobs
 from testbed.player.play_job import PlayJob
 from testbed.player.virtual import OverLinks, guest_lab, play_virtual
@@ -40,17 +41,26 @@ def sweep(
     folder: Path, timing: str, outages_s: Sequence[int], profiles: Sequence[str], *fields: str, at_ns: int = AT_S * S
 ) -> dict[tuple[int, str], Run]:
     """Run a cell for each outage and profile; return the only run of each by outage and congestion control."""
-    folder.mkdir()
-    rows = ", ".join(f'[{{ at = "{at_ns}ns", for = "{long}s", outage = true, link = 0 }}]' for long in outages_s)
-    axes = f'codec = ["int8"]\nprofile = {json.dumps(profiles)}\nfault = [{rows}]'
-    with Command.standing(folder, "netem") as command:
-        into = command.write_experiment("live_checks = 0", axes)
-        more = sets("pipeline.stages=2", "training.steps=40", "training.evaluate_every=0", "codec_cost=zero", *fields)
-        command.finish("sweep", "sweep.toml", "--timing", timing, "--clock", "virtual", *more, within_s=590)
-    runs = [run for cell_id in results.last_sweep(into).cells for run in results.finished_runs(into, cell_id)]
+    rows = [f'{{ at = "{at_ns}ns", for = "{long}s", outage = true, link = 0 }}' for long in outages_s]
+    runs = sweep_faults(folder, timing, rows, profiles, *fields)
     named = {(known(run.cell.fault)[0].for_ns // S, run.cell.links[0].congestion_control): run for run in runs}
     assert len(named) == len(runs) == len(outages_s) * len(profiles)
     return named
+
+
+def sweep_faults(
+    folder: Path, timing: str, faults: Sequence[str], profiles: Sequence[str], *fields: str, status: int = 0
+) -> list[Run]:
+    """Run a cell for each list of faults and profile; return the runs that finished."""
+    folder.mkdir()
+    axes = f'codec = ["int8"]\nprofile = {json.dumps(profiles)}\nfault = [{", ".join(f"[{row}]" for row in faults)}]'
+    with Command.standing(folder, "netem") as command:
+        into = command.write_experiment("live_checks = 0", axes)
+        more = sets("pipeline.stages=2", "training.steps=40", "training.evaluate_every=0", "codec_cost=zero", *fields)
+        arguments = "sweep", "sweep.toml", "--timing", timing, "--clock", "virtual", *more
+        command.finish(*arguments, status=status, within_s=590)
+    cells = results.last_sweep(into).cells
+    return [run for cell_id in cells for run in results.finished_runs(into, cell_id)]
 
 
 def worst(run: Run) -> WorstStep:
@@ -105,6 +115,32 @@ def test_an_outage_is_the_same_again_and_beside_busy_loops_and_live(tmp_path: Pa
 def since_played_ns(run: Run) -> int:
     """When its fifth step began, on the links' clock."""
     return run.steps(0)[5].start_ns - known(run.lab.played_at_ns)
+
+
+def node_faults(at_ns: int) -> str:
+    """Stage 1 is stopped for a second, and stage 0 slow for two."""
+    rows = "node = 1, for = '1s', stop = true", "node = 0, for = '2s', slow = 3.0"
+    return ", ".join(f"{{ {row}, at = '{at_ns}ns' }}" for row in rows)
+
+
+def test_a_live_node_is_stopped_or_slow_as_a_played_one_and_a_killed_one_is_named(tmp_path: Path) -> None:
+    profiles = ["consumer-80mbps"]
+    killed = '{ node = 1, at = "1.9s", kill = true }'
+    (live,) = sweep_faults(tmp_path / "live", "live", [node_faults(AT_S * S), killed], profiles, status=1)
+    with busy(2):
+        (again,) = sweep_faults(tmp_path / "again", "live", [node_faults(AT_S * S)], profiles)
+    assert live.all_steps() == again.all_steps()
+    (failed,) = (run for run in results.runs(tmp_path / "live" / "results" / "live") if run.folder != live.folder)
+    assert known(known(failed.summary).error).endswith("recorded steps, as stated: node 1: killed at 1.9 s")
+    begin_ns = min(steps[0].start_ns for steps in live.all_steps()) - known(live.lab.played_at_ns)
+    (played,) = sweep_faults(tmp_path / "played", "played", [node_faults(AT_S * S - begin_ns)], profiles)
+
+    def lengths_s(run: Run) -> list[float]:
+        return [step.seconds for step in align(run.all_steps()) if step.phase == "train"]
+
+    ours, theirs = lengths_s(live), lengths_s(played)
+    assert max(theirs) > 1
+    assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_a_node_is_stopped_or_slow_from_the_stated_time_on_and_no_longer(tmp_path: Path, kernel: GuestKernel) -> None:
