@@ -60,7 +60,7 @@ def _judged(monkeypatch: pytest.MonkeyPatch, timing: str, played_loss: float = 4
 
     def run(of: Cell, loss: float) -> Any:
         step = SimpleNamespace(step=0, number=0, phase="train", start_ns=0, end_ns=1, loss=loss, records=())
-        return SimpleNamespace(cell=of, summary=SimpleNamespace(**sound | summary), steps=lambda node: [step])
+        return SimpleNamespace(cell=of, summary=SimpleNamespace(**sound | summary), all_steps=lambda: [[step]])
 
     monkeypatch.setattr(results, "runs", lambda folder, cell_id: [run(cell, 4.0)])
     monkeypatch.setattr(results, "finished", lambda folder, cell_id: run(chaos.cell_of(PLAIN), played_loss))
