@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from testbed.errors import TestbedError, TransportError
 from testbed.jobs.actions import (
     Begin,
@@ -180,6 +182,7 @@ def test_who_is_lost_is_raised_at_the_action_that_needs_it() -> None:
     assert ran.returned[1] == (0, 2)
 
 
+@pytest.mark.virtual_clock
 def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
     """Of four, two are waited for; the collector is busy until three have come."""
 
@@ -212,6 +215,7 @@ def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
     assert [end - begin for *_, end in recorded.of(Collect)] == [100 * MS, 150 * MS]
 
 
+@pytest.mark.virtual_clock
 def test_messages_of_one_moment_leave_in_the_order_of_the_program() -> None:
     handed_over = list[int]()
 
