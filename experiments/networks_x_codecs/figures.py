@@ -21,6 +21,7 @@ from testbed.report.maps import BASELINE, MILDEST_WITHIN, PAYS, Grid, stops_payi
 
 WANTED_DELAY_S = 0.01
 """The delay of the table of limits."""
+_CELL = ["compute.source", "network", "codec"]
 _COLUMNS = [
     *("compute.source", "network", "up_rate_bps", "down_rate_bps", "round_trip_s", "codec"),
     *("step_s", "ideal_step_s", "payload_bytes_per_step", "certified"),
@@ -148,9 +149,18 @@ def enough(folder: Path) -> Iterator[Facts]:
 
 
 def write(results: Path, output: Path) -> None:
-    """Write summary.csv, and draw it."""
-    runs = experiments.runs_frame(results)
-    runs[_COLUMNS].to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
+    """Write summary.csv, and draw it. After a sweep of some cells (`--only`), the rows of all others are kept, and so
+    are the maps.
+    """
+    runs, path = experiments.runs_frame(results), output / "summary.csv"
+    rows, kept = runs[_COLUMNS], None
+    if path.is_file():
+        before = pd.read_csv(path, dtype=dict.fromkeys(["up_rate_bps", "down_rate_bps"], "Int64"))
+        kept = before[~before.set_index(_CELL).index.isin(rows.set_index(_CELL).index)]
+        rows = pd.concat([rows, kept]).sort_values(["codec", "network"], kind="stable")
+    rows.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    if kept is not None and len(kept):
+        return
     made, foot = maps.grids(runs), settings(runs)
     figures = {"choice": maps.draw_choice, "speed-up": maps.draw_speed_up, "limits": maps.draw_limits}
     for (name, draw), title in zip(figures.items(), titles(made), strict=True):

@@ -133,6 +133,7 @@ def _gemodel(loss: GilbertElliott) -> Gemodel:
     )
 
 
+@functools.cache
 def fastest_bps(pipe: Pipe) -> int:
     """Return the highest rate of a pipe over time."""
     return max(step.rate_bps for step in (constant_step(pipe), *timeline(pipe).steps))
