@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 import testbed
 from testbed import csv_rows
-from testbed.metrics.statistics import of_differences, of_ratios
+from testbed.metrics.statistics import of_ratios
 from testbed.report import experiments, plots, predicted, publishing, style
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
@@ -177,10 +177,16 @@ def layouts(folder: Path, mtbf: str) -> Iterator[Facts]:
 
 
 def outages(folder: Path, **chosen: str) -> Any:
-    """Return the rows of outages.csv in scaled form with `times`, their costs relative to their lengths."""
+    """Return the rows of outages.csv in scaled form with `times`, their costs relative to their lengths.
+
+    An outage in whose time no step ended counts together with the next one.
+    """
     rows = experiments.matching(pd.read_csv(folder / "outages.csv"), chosen)
-    rows = rows.assign(times=rows.cost_s / rows.outage_s, least_s=np.where(rows.outage_s < LONG_S, 10, LONG_S))
-    return rows[rows.scale > 1]
+    rows = rows[(rows.scale > 1) | (rows.job == "data")]
+    waited = rows.cost_s == 0
+    lengths = rows.outage_s + rows.outage_s.shift(fill_value=0) * waited.shift(fill_value=False)
+    rows = rows.assign(times=rows.cost_s / lengths, least_s=np.where(rows.outage_s < LONG_S, 10, LONG_S))
+    return rows[~waited].assign(outage_s=lengths)
 
 
 def worst_outages(folder: Path, job: str, control: str) -> Facts | None:
@@ -206,6 +212,7 @@ def scaled(folder: Path) -> Facts | None:
     """Return how many times as much outages cost over links at a fraction of their rates as at full rate."""
     rows = pd.read_csv(folder / "outages.csv")
     rows = experiments.matching(rows, {"job": "pipeline", "codec": "int8", "link": "cable", "control": PLAIN})
+    rows = rows[rows.outage_s < LONG_S]
     sums = rows.groupby(rows.scale == 1).cost_s.sum()
     return None if len(sums) < 2 else {"value": sums[False] / sums[True], "outages": int((rows.scale == 1).sum())}
 
@@ -227,7 +234,9 @@ def live(folder: Path) -> Facts | None:
     if "live" not in wide:
         return None
     off = (wide.live / wide.played - 1).abs()
-    words = ", ".join(f"{row.live:.1f} and {row.played:.1f} s" for row in wide.itertuples())
+    words = ", ".join(
+        f"{' over '.join(row.Index[::-1])} {row.live:.1f} and {row.played:.1f} s" for row in wide.itertuples()
+    )
     return {"value": off.max(), "pairs": len(wide), "worst": words}
 
 
@@ -284,14 +293,13 @@ def history_table(folder: Path) -> Any:
     """Return the goodput of played histories, beside the same with costs added up, and the formula."""
     for keys, part in pd.read_csv(folder / "histories.csv").groupby(["job", "codec", "state", "mtbf"], sort=False):
         names = ("job", "codec", "state", "failures every")
-        mean = of_differences(list(part.useful_s / part.played_s), "seed")
         costs = next(
             costs for *each, costs in all_costs(folder) if each == [keys[0], keys[1], part.link.iloc[0], keys[2]]
         )
         share = failures.goodput(costs, int(part.every.iloc[0]), failures.MTBFS_S[keys[3]])
         yield dict(zip(names, keys, strict=True)) | {
             "failures": int(part.failures.sum()),
-            "played": experiments.with_ends(mean, "{:.3f}"),
+            "played": f"{(part.useful_s / part.played_s).mean():.3f}",
             "costs added up": f"{(part.useful_s / part.simulated_s).mean():.3f}",
             "formula": f"{share:.3f}",
         }
@@ -366,7 +374,7 @@ def draw_outages(folder: Path) -> Any:
     axes.set(xscale="log", xlabel="outage in s", ylabel="cost / length", ylim=(min(-0.1, rows.times.min() - 0.1), None))
     plots.ticks(axes.xaxis, [10, 20, 30, 60, 100])
     facts = worst_outages(folder, "pipeline", PLAIN) or {}
-    finding = f"TCP makes an outage cost {facts['mean']:.2f} times its length on average"
+    finding = f"With cubic, an outage costs {facts['mean']:.2f} times its length on average"
     plots.finish(figure, finding, legend=axes, columns=3)
     return figure
 

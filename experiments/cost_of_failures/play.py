@@ -31,7 +31,7 @@ SPREAD = tuple(2 ** (part / 6) for part in range(6))
 _SETTLED_STEPS = {"pipeline": 5, "data": 1}
 """After three and a half times the length of an outage, before the next one."""
 LIMITED = "cubic, timer up to 5 s"
-SEEDS = 4
+SEEDS = 6
 _FAILING = "node-1"
 _PACKETS = 20_000
 """Packets of a state that is played alone."""
@@ -132,10 +132,9 @@ def outages(table: csv_rows.Table, quick: bool) -> None:
     arms += [("data", codec, LINKS[0], "cubic", 0) for codec in ("bf16", "SparseLoCo")]
     for job, codec, link, control, scale in arms[:1] if quick else [*arms, ("pipeline", "int8", LINKS[0], "cubic", 1)]:
         cell = failures.cell_of(job, codec, link).cell
-        scale = scale or cell.scale
-        short = quick or scale == 1
+        short, scale = quick or scale == 1, scale or cell.scale
         lengths = [least_s * part for least_s in OUTAGES_S[: 1 if short else None] for part in SPREAD]
-        if (job, codec, link, control, scale, 0) in table:
+        if (job, codec, link, control, scale, len(lengths) - 1) in table:
             continue
         one = cell.shape.trace(1, scale)
         lab = failures.lab(failures.profile_of(link, control.split(",")[0]), cell.shape.nodes, scale)
