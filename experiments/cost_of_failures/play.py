@@ -251,7 +251,7 @@ def histories(table: csv_rows.Table, quick: bool, known: csv_rows.Table) -> None
         for mtbf in ("10 min", "1 h")
     ]
     arms.append(("data", "bf16", LINKS[0], "fp32", "1 h"))
-    for job, codec, link, state, mtbf in arms[:1] if quick else arms:
+    for job, codec, link, state, mtbf in arms[2:3] if quick else arms:  # an int8 state is the shortest
         todo = [
             seed
             for seed in range(2 if mtbf == "10 min" and not quick else 1)
