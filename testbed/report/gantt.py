@@ -233,13 +233,14 @@ def usual(group: Group, settings: str) -> list[Drawing]:
     """Draw fp32 and the fastest other codec over the slowest network with a finished run."""
     looks = group_looks(group)
     for network in reversed(group.networks):
-        # Without a step where a node was lost in its first.
-        timed = [entry for entry in group.finished(network) if median_step(align(entry.typical.records)) is not None]
+        timed = [entry for entry in group.finished(network) if entry.measured.step_s is not None]
         others = sorted((e for e in timed if e.cell.codec != BASELINE), key=lambda entry: entry.measured.step_s or 0.0)
         chosen = [entry for entry in timed if entry.cell.codec == BASELINE] + others[:1]
         if chosen:
             return [
                 gantt(entry.typical, looks[entry.cell.codec], settings, f"gantt-{number}")
                 for number, entry in enumerate(chosen, start=1)
+                # None is whole where a node was lost in its first step.
+                if median_step(align(entry.typical.records)) is not None
             ]
     return []
