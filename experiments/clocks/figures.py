@@ -122,7 +122,7 @@ def draw(frame: Any, title: str, caption: str) -> Any:
     looks = style.looks(frame.codec)
     figure, ((axes,),) = plots.panels(1, 1, (8.2, 1.9 + 0.28 * len(frame)))
     for place, row in enumerate(frame.itertuples()):
-        found = plots.Spread(100 * row.difference, (100 * row.low, 100 * row.high))
+        found = plots.ErrorBar(100 * row.difference, (100 * row.low, 100 * row.high))
         plots.estimates(axes, [(place, found)], looks[row.codec].colour, _MARKERS[row.schedule], across=True, width=1.2)
     axes.axvline(0, color="black", linewidth=0.8)
     for limit in (-2.5, 2.5):

@@ -165,7 +165,7 @@ def draw(folder: Path) -> Figure:
     looks, low, marks = style.looks(arms.codec), arms.bits < FEW, []
     figure, ((axes,),) = plots.panels(1, 1, (8.6, 4.4))
     for name, arm in arms.iterrows():
-        found = plots.Spread(arm.loss_less_fp32, (arm.loss_less_fp32_low, arm.loss_less_fp32_high))
+        found = plots.ErrorBar(arm.loss_less_fp32, (arm.loss_less_fp32_low, arm.loss_less_fp32_high))
         plots.estimates(axes, [(arm.bits, found)], looks[arm.codec].colour, looks[arm.codec].marker)
         marks.append(Mark(arm.bits, arm.loss_less_fp32, SHOWN[str(name)], looks[arm.codec].colour))
     axes.axhline(0, color=style.INK, lw=0.9)

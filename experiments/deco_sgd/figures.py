@@ -347,7 +347,7 @@ def draw_steps(folder: Path) -> Figure:
     for axes, (mode, choose) in zip(row, MODES.items(), strict=True):
         for colour, ratio in zip(RATIO_COLOURS, sorted({r for r, _ in found.grid}, reverse=True), strict=False):
             points = [
-                (place, plots.Spread(experiments.mean_of(steps), (min(steps.values()), max(steps.values()))))
+                (place, plots.ErrorBar(experiments.mean_of(steps), (min(steps.values()), max(steps.values()))))
                 for place, staleness in enumerate(stalenesses)
                 if (steps := choose(found.steps[ratio, staleness]))
             ]

@@ -110,7 +110,7 @@ def draw(folder: Path) -> Any:
             part = experiments.matching(frame, {"traffic": traffic, "control": control})
             places = [(place + shift, part[part.queue == queue]) for place, queue in enumerate(QUEUES)]
             base = [(at, rows[rows.codec == BASELINE].step_s) for at, rows in places]
-            means = [(at, plots.Spread(each.mean(), (each.min(), each.max()))) for at, each in base if len(each)]
+            means = [(at, plots.ErrorBar(each.mean(), (each.min(), each.max()))) for at, each in base if len(each)]
             plots.estimates(above, means, looks[BASELINE].colour, looks[BASELINE].marker, hollow=hollow, ms=4)
             for codec in codecs:
                 found = [(at, predicted.ratio(rows, {"codec": codec}, PLAIN)) for at, rows in places]

@@ -175,7 +175,7 @@ def draw(axes: Axes, folder: Path) -> None:
         dash = "--" if steps == losses.longer else "-"
         plots.curve(axes, rows, "step", "loss", _COLOURS[str(codec)], "", dash=dash, alpha=0.35)
         ends = list(losses.last(str(codec), int(steps)).values())
-        found = plots.Spread(sum(ends) / len(ends), (min(ends), max(ends)))
+        found = plots.ErrorBar(sum(ends) / len(ends), (min(ends), max(ends)))
         plots.estimates(axes, [(steps, found)], _COLOURS[str(codec)], label=name, hollow=dash == "--", ms=7)
     axes.axhline(losses.loss, color=_COLOURS[DENSE], lw=0.8, ls=":")
     experiments.floor_line(axes, losses.tables.seeds)

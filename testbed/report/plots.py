@@ -29,7 +29,7 @@ class Estimate(Protocol):
     def interval(self) -> tuple[float, float] | None: ...
 
 
-class Spread(NamedTuple):
+class ErrorBar(NamedTuple):
     """An estimate with numbers from a table."""
 
     value: float

@@ -55,7 +55,7 @@ def join(job: Sequence[ObservedRank]) -> Trace:
     return trace
 
 
-class _Row(NamedTuple):
+class _LaneRow(NamedTuple):
     """An operation of a lane; its step and tag are determined when all ranks are known."""
 
     step: int | Hashable
@@ -73,7 +73,7 @@ class _Joint:
 
     def __init__(self, job: Sequence[ObservedRank]) -> None:
         self.job = job
-        self.lanes: dict[tuple[int, str], list[_Row]] = defaultdict(list)
+        self.lanes: dict[tuple[int, str], list[_LaneRow]] = defaultdict(list)
         self.posted: dict[Hashable, int] = defaultdict(int)
         """The step in which the last participant of a message or collective posted it."""
 
@@ -125,7 +125,7 @@ class _Program:
         self._marked = any(True for _ in rank.of("backward_end"))
         self._rows, self._step = joint.lanes[rank.rank, "program"], 0
         self._now = _moment(self._lines[0]) if self._lines else 0
-        self._waits: dict[int, list[_Row]] = {}
+        self._waits: dict[int, list[_LaneRow]] = {}
         """By the number of an operation, the rows that wait for it."""
         self._open: dict[int, int] = {}
         """When each pending collective ended whose wait was not observed."""
@@ -156,7 +156,7 @@ class _Program:
 
     def _work(self, until: int) -> None:
         if until > self._now:
-            self._rows.append(_Row(self._step, WORK, "work", value=until - self._now))
+            self._rows.append(_LaneRow(self._step, WORK, "work", value=until - self._now))
             self._now = until
 
     def _wait(self, number: int) -> None:
@@ -188,14 +188,14 @@ class _Program:
             f"{name} thread {self._thread(name, [call.size for call in made if call.kind in (gloo.SEND, gloo.POST)])}"
         )
         rows = self._joint.lanes[self._rank.rank, lane]
-        self._rows.append(_Row(self._step, SIGNAL, what, name=(key, "begun")))
-        rows.append(_Row(key, WAIT, what, name=(key, "begun"), value=1))
+        self._rows.append(_LaneRow(self._step, SIGNAL, what, name=(key, "begun")))
+        rows.append(_LaneRow(key, WAIT, what, name=(key, "begun"), value=1))
         if what == "barrier":
-            rows += [_Row(key, WAIT, what, name=done, value=1) for done in self._done[name]]
+            rows += [_LaneRow(key, WAIT, what, name=done, value=1) for done in self._done[name]]
         self._exchange(rows, made, channel._replace(lane=lane), what, key)
-        rows.append(_Row(key, SIGNAL, what, name=(key, "done")))
+        rows.append(_LaneRow(key, SIGNAL, what, name=(key, "done")))
         self._done[name] = [*self._done[name], (key, "done")][-8:]
-        self._waits[line["number"]] = [_Row(0, WAIT, what, name=(key, "done"), value=1)]
+        self._waits[line["number"]] = [_LaneRow(0, WAIT, what, name=(key, "done"), value=1)]
         if line["number"] in self._unseen and line["end"] is not None:
             self._open[line["number"]] = line["end"]
 
@@ -220,21 +220,21 @@ class _Program:
         kind, size = (gloo.SEND, line["bytes"]) if line["what"] == "send" else (gloo.POST, 0)
         if line["call"] == "recv_anysource":
             kind = _POST_ANY
-        sink: list[_Row] = []
+        sink: list[_LaneRow] = []
         self._exchange(self._rows, [GlooCall(kind, line["peer"], size)], channel, line["what"], self._step, sink)
         self._waits[line["number"]] = sink
 
     def _exchange(
         self,
-        rows: list[_Row],
+        rows: list[_LaneRow],
         made: Iterable[GlooCall],
         channel: _Channel,
         label: str,
         step: int | Hashable,
-        left: list[_Row] | None = None,
+        left: list[_LaneRow] | None = None,
     ) -> None:
         """Add to a lane what gloo does for these calls. `left` receives the waits that the calls do not include."""
-        waits: dict[tuple[int, int], deque[list[_Row]]] = defaultdict(deque)
+        waits: dict[tuple[int, int], deque[list[_LaneRow]]] = defaultdict(deque)
         own = self._rank.rank
         for call in made:
             peer = channel.members[call.peer]
@@ -249,20 +249,20 @@ class _Program:
             # A message is sent, or requested, in parallel to its rank's other actions.
             beside = self._joint.lanes[own, f"{channel.lane} {'to' if call.kind == gloo.SEND else 'from'} rank {peer}"]
             at = step if not isinstance(step, int) else message
-            posted = _Row(step, SIGNAL, label, name=(message, "posted"))
-            begun = _Row(at, WAIT, label, name=(message, "posted"), value=1)
-            opening = _Row(step, RECEIVE, label, peer, (message, "opening"))
-            ready = _Row(step, SEND, label, peer, (message, "ready"), PREAMBLE_BYTES)
-            payload = _Row(step, RECEIVE, label, peer, (message, "payload"))
+            posted = _LaneRow(step, SIGNAL, label, name=(message, "posted"))
+            begun = _LaneRow(at, WAIT, label, name=(message, "posted"), value=1)
+            opening = _LaneRow(step, RECEIVE, label, peer, (message, "opening"))
+            ready = _LaneRow(step, SEND, label, peer, (message, "ready"), PREAMBLE_BYTES)
+            payload = _LaneRow(step, RECEIVE, label, peer, (message, "payload"))
             if call.kind == gloo.SEND:
-                rows += [_Row(step, SEND, label, peer, (message, "opening"), PREAMBLE_BYTES), posted]
+                rows += [_LaneRow(step, SEND, label, peer, (message, "opening"), PREAMBLE_BYTES), posted]
                 beside += [
                     begun,
                     ready._replace(step=at, kind=RECEIVE, value=0),
                     payload._replace(step=at, kind=SEND, value=PREAMBLE_BYTES + call.size),
                     posted._replace(step=at, name=(message, "sent")),
                 ]
-                wait = (gloo.AWAIT_SENT, [_Row(step, WAIT, label, name=(message, "sent"), value=1)])
+                wait = (gloo.AWAIT_SENT, [_LaneRow(step, WAIT, label, name=(message, "sent"), value=1)])
             elif call.kind == _POST_ANY:
                 rows.append(posted)
                 beside += [begun, opening._replace(step=at), ready._replace(step=at)]
