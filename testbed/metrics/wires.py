@@ -49,6 +49,11 @@ class WireDeviation(NamedTuple):
     """Additional delay of every message that waits longer than `buffer_ns`, including its own transmission."""
     buffer_ns: float = math.inf
 
+    @property
+    def matters(self) -> bool:
+        """Whether a frame is carried otherwise than by an exact wire."""
+        return self[:-1] != EXACT[:-1]
+
 
 EXACT = WireDeviation()
 

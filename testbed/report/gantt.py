@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from testbed.errors import ResultsError
@@ -154,7 +154,9 @@ def _lanes(times: Sequence[tuple[float, float]]) -> list[int]:
 
 def _draw_bar(axes: Axes, bar: Bar, begin: float, end: float, colour: str, **how: Any) -> None:
     """Draw a bar, with its number if it fits."""
-    (drawn,) = axes.barh(bar.row, end - begin, bar.height, left=begin, color=colour, **{"lw": 0, **how})
+    corner = begin, bar.row - bar.height / 2
+    drawn = Rectangle(corner, end - begin, bar.height, facecolor=colour, **{"lw": 0, **how})
+    axes.add_artist(drawn)  # barh would find the panel's limits, which are stated, anew for each bar
     hover(drawn, bar.words)
     left, right = axes.get_xlim()
     if bar.number and (end - begin) * (_AXES / (right - left)) > _DIGIT * len(bar.number) + 0.03:
