@@ -15,7 +15,7 @@ from testbed import results
 from testbed.errors import ResultsError, UnknownNameError
 from testbed.metrics import compare
 from testbed.records import Summary, WorstStep
-from testbed.report import collect, numbers
+from testbed.report import collect, gantt, numbers
 from testbed.report.bars import step_time
 from testbed.report.canvas import Drawing
 from testbed.report.certificates import link_ratios
@@ -274,6 +274,16 @@ def test_the_step_drawn_is_nearest_to_the_median(tmp_path: Path) -> None:
     below = sum(seconds < chosen.seconds for seconds in counted)
     assert abs(below - (len(counted) - 1) / 2) <= 0.5
     assert median_step([step for step in steps if step.warmup]) is None
+
+
+def test_a_run_that_lost_a_node_in_its_first_step_has_no_step_to_draw(tmp_path: Path) -> None:
+    run = add(tmp_path, cell("int8", HOME), 1)
+    assert [drawing.name for drawing in gantt.usual(one_group(tmp_path), "")] == ["gantt-1"]
+    summary = run.summary
+    (run.folder / "steps-2.jsonl").write_text("", encoding="utf8")
+    run.finish(summary)  # type: ignore[arg-type]
+    assert one_group(tmp_path).cells["home", "int8"].ok, "others went on"
+    assert gantt.usual(one_group(tmp_path), "") == []
 
 
 def slow(medians: float) -> WorstStep:
