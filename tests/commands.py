@@ -144,12 +144,10 @@ class Command:
         stated = sets(*SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
         return ["run", "--timing", "live", "--engine", self.engine, "--codec", codec, "--profile", profile, *stated]
 
-    def finish(
-        self, *arguments: str, status: int = 0, before: Sequence[str] = (), within_s: float = 280, **environment: str
-    ) -> str:
+    def finish(self, *arguments: str, status: int = 0, before: Sequence[str] = (), **environment: str) -> str:
         """Run it to its end, which must have this status, and must leave nothing behind; what it said."""
         process = self.start(*arguments, before=before, **environment)
-        output, _ = process.communicate(timeout=within_s)
+        output, _ = process.communicate(timeout=880)  # before pytest ends
         assert process.returncode == status, output
         assert self.left() == {}
         return output

@@ -103,7 +103,7 @@ def in_fakes(fakes: Path, *arguments: str, **environment: str) -> subprocess.Com
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=880,
         check=False,
     )
     assert not note.exists(), f"imported: {note.read_text()}"
@@ -299,7 +299,7 @@ class BehindSudo:
 
     def run(self, *arguments: str) -> str:
         with self.start(*arguments) as process:
-            said, _ = process.communicate(timeout=280)
+            said, _ = process.communicate(timeout=880)
         assert process.returncode == 0, said
         return said
 
@@ -321,7 +321,6 @@ def sudo() -> Iterator[BehindSudo]:
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.clock_kernel
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "commands",
     [
@@ -391,7 +390,6 @@ print(json.dumps(done))
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.clock_kernel
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_another_user_can_neither_read_nor_join_nor_stop_a_run(sudo: BehindSudo, clock: str) -> None:
     live = [*LIVE] if clock == "real" else ["run", "--timing", "live", *TINY, "--clock", "virtual"]

@@ -28,7 +28,6 @@ def test_what_grows_is_told_and_what_only_begins_is_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.clock_kernel
-@pytest.mark.timeout(900)
 def test_nothing_grows_and_every_cell_is_right() -> None:
     command = [sys.executable, "-m", "tests.soak", "--minutes", str(MINUTES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -24,7 +24,7 @@ from testbed.results import Run
 from tests.chaos import PATIENCE_S, Arena, adopting
 from tests.known import known
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 NOBODY = "65534"
 

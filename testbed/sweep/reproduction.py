@@ -71,7 +71,11 @@ class Step(NamedTuple):
         """Return the command to execute. `results` holds the results of all experiments."""
         testbed = [sys.executable, "-P", "-m", "testbed"]
         if self.sweep is not None:
-            verb, short = ("predict", ["--quick"]) if self.predicts else ("sweep", ["--quick", "--live-checks", "0"])
+            verb, short = (
+                ("predict", ["--quick"])
+                if self.predicts
+                else ("sweep", ["--quick", "--live-checks", "0", "--no-report"])
+            )
             flags = ["--results", str(results), *(short if quick else [])]
             return [*testbed, verb, str(self.sweep), *flags, *self.words[1:]]
         if self.program is not None:

@@ -99,7 +99,7 @@ def test_one_that_exits_is_a_failure_of_the_program_and_ends_soon() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=880,
     )
     assert found.returncode == 1, found.stdout + found.stderr
     assert "ended with exit status 0 during decode" in found.stdout
@@ -122,7 +122,7 @@ def run_as(*words: str) -> list[str]:
     """Return what the kit says of two codecs where `words` take privileges away."""
     paths = f"PYTHONPATH={Path(__file__).parents[2]}:{Path(__file__).parent}"
     command = [*words, "env", paths, "OMP_NUM_THREADS=1", sys.executable, "-B", "-c", LESS]
-    found = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=250)
+    found = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=880)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout.splitlines()
 

@@ -55,7 +55,6 @@ def test_aqsgd_meets_its_examples_again_and_so_does_what_it_is_compared_with() -
 
 @pytest.mark.clock_kernel
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_path: Path) -> None:
     command.finish("sweep", NAME, "--quick", *STATED)
     home = tmp_path / "results" / NAME

@@ -21,7 +21,6 @@ NAMES = (
 
 @pytest.mark.clock_kernel
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_through_and_makes_claims(name: str, command: Command, tmp_path: Path) -> None:
     command.finish("reproduce", name, "--quick")

@@ -54,7 +54,6 @@ def test_the_full_form_has_the_published_setting_and_each_arm_on_both_kinds_of_b
 
 @pytest.mark.clock_kernel
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_path: Path) -> None:
     command.finish("sweep", NAME, "--quick", *STATED)
     home = tmp_path / "results" / NAME

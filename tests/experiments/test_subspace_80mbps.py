@@ -55,7 +55,6 @@ def test_every_codec_but_the_baselines_sends_an_eighth_of_one() -> None:
 
 @pytest.mark.clock_kernel
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> None:
     command.finish("sweep", NAME, "--quick", *STATED)
     results, output = tmp_path / "results" / NAME, tmp_path / "figures"

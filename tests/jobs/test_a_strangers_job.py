@@ -77,7 +77,6 @@ def test_it_is_trained_once_per_codec_and_played_over_both_networks(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("clock", "cost"),
     [

@@ -13,7 +13,7 @@ from testbed.records import Summary
 from tests.commands import Command, sets
 from tests.known import known
 
-pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel]
 
 FROM_S, UNTIL_S = 2, 6
 PROFILE = """

@@ -20,7 +20,7 @@ from testbed.sweep.trainings import load_training, train_missing
 from tests.commands import Command, losses
 from tests.known import known
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 _OWN_CODECS = """
 import os, time
@@ -118,7 +118,7 @@ def laws(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         (command.folder / "mycodecs.py").write_text(_OWN_CODECS, encoding="utf8")
         folder = command.write_experiment(f"variants = [\n{variants}\n]", "", '{ mode = "calibrated" }')
         broken = any(codec in _BROKEN for network in networks for codec in network.codecs)
-        output = command.finish("sweep", "sweep.toml", "--engine", command.engine, status=int(broken), within_s=800)
+        output = command.finish("sweep", "sweep.toml", "--engine", command.engine, status=int(broken))
         assert "Traceback" not in output
         yield Laws(command, networks, folder, output)
 

@@ -9,7 +9,7 @@ from testbed.results import Run
 from tests.commands import Command, losses, sets
 from tests.known import known
 
-pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel]
 
 Played = dict[tuple[str, str], Run]
 """The runs of a sweep of two codecs over two networks, by codec and network."""

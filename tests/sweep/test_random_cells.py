@@ -87,7 +87,6 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, changed: dict[st
 
 @pytest.mark.slow
 @pytest.mark.clock_kernel
-@pytest.mark.timeout(900)
 def test_random_cells_are_right_and_the_same_to_the_nanosecond(command: Command, tmp_path: Path) -> None:
     command.finish("chaos", "--seed", "1", "--cells", "18", "--live", "2")
     record = (tmp_path / "results" / "chaos-1" / "record.json").read_bytes()

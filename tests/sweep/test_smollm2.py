@@ -24,7 +24,7 @@ from tests.commands import run_testbed, sets
 from tests.known import known
 from tests.specs import text_spec
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 MODEL = "smollm2-135m"
 _FIELDS = (
