@@ -7,6 +7,7 @@ import importlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import uuid
@@ -68,6 +69,22 @@ codec_cost = ["zero"]
 """,
 )
 """A small sweep that is played: two networks, 3 steps, durations that are stated."""
+
+
+def for_all_users() -> list[str]:
+    """Return what a command begins with in whose world any user reaches this Python and this checkout, which may lie in
+    root's home.
+    """
+    needed = [Path(sys.base_prefix).resolve(), Command.shipped.parent]
+    closed = {each for path in needed for each in path.parents if not each.stat().st_mode & stat.S_IXOTH}
+    if not closed:
+        return []
+    (home,) = closed
+    world = [f"mount --rbind {home} /mnt", f"mount -t tmpfs -o mode=755 none {home}"]
+    for path in needed:
+        if path.is_relative_to(home):
+            world += [f"mkdir -p {path}", f"mount --rbind /mnt/{path.relative_to(home)} {path}"]
+    return ["unshare", "--mount", "sh", "-c", f'{" && ".join(world)} && exec "$@"', "sh"]
 
 
 def sets(*fields: str) -> list[str]:

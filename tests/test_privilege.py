@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from testbed import paths
 from testbed.errors import SpecError
 from testbed.process import ROOT
 from testbed.report import publishing
-from tests.commands import SMALL, sets
+from tests.commands import SMALL, for_all_users, sets
 from tests.forked import is_gone
 
 NOTE = """
@@ -252,18 +251,6 @@ print(json.dumps({name: told[name].split()[0] for name in told if name[:3] in ("
 """What a node may do, as it says itself."""
 
 
-def readable_python() -> list[str]:
-    """Return what a command begins with in whose world any user can run this Python, which may lie in root's home."""
-    python = Path(sys.executable).resolve()
-    closed = [folder for folder in python.parents if not folder.stat().st_mode & stat.S_IXOTH]
-    if not closed:
-        return []
-    (home,) = closed
-    inside = home / python.relative_to(home).parts[0]
-    world = f"mount --bind {inside} /mnt && mount -t tmpfs -o mode=755 none {home} && mkdir {inside} && "
-    return ["unshare", "--mount", "sh", "-c", f'{world} mount --move /mnt {inside} && exec "$@"', "sh"]
-
-
 class BehindSudo:
     """Runs commands as sudo would for USER, in a folder of USER's; removes it at the end."""
 
@@ -285,7 +272,7 @@ class BehindSudo:
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [*readable_python(), sys.executable, str(self.script), *arguments]
+        command = [*for_all_users(), sys.executable, str(self.script), *arguments]
         return subprocess.Popen(
             command,
             cwd=self.folder,
@@ -401,7 +388,7 @@ def test_another_user_can_neither_read_nor_join_nor_stop_a_run(sudo: BehindSudo,
             assert not [line for line in lines.values() if re.search(r"\b[0-9a-f]{32}\b", line)], "a job's token"
             assert listening(pids) == []
             prefix = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
-            command = [*readable_python(), *prefix, sys.executable, "-c", ATTEMPTS, str(sudo.folder), *map(str, pids)]
+            command = [*for_all_users(), *prefix, sys.executable, "-c", ATTEMPTS, str(sudo.folder), *map(str, pids)]
             tried = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
             assert json.loads(tried.stdout) == []
             assert process.poll() is None

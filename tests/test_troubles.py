@@ -22,6 +22,7 @@ from testbed.metrics import align, measured
 from testbed.metrics.worst_step import MUCH_WORSE
 from testbed.results import Run
 from tests.chaos import PATIENCE_S, Arena, adopting
+from tests.commands import for_all_users
 from tests.known import known
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,7 @@ def test_a_folder_of_another_user_is_refused_with_a_way_out(
         *(path for path in (arena.work, arena.cache / "testbed") if theirs not in path.parts),
     ):
         os.chown(path, int(NOBODY), int(NOBODY))
-    before = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    before = [*for_all_users(), "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     _is_told(arena, arena.start(before=before), *words)
 
 
