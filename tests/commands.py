@@ -25,6 +25,8 @@ from tests import forked
 from tests.forked import Program, Started
 from tests.known import known
 
+PATIENCE_S = 880
+"""Limit of a command that hangs, on a machine that others use too; shorter than pytest's, which shows less."""
 STATED_COMPUTE = ("compute.mode=paced", "compute.forward=2ms", "compute.backward=4ms")
 """Stated, so that nothing is calibrated."""
 SMALL = [
@@ -164,7 +166,7 @@ class Command:
     def finish(self, *arguments: str, status: int = 0, before: Sequence[str] = (), **environment: str) -> str:
         """Run it to its end, which must have this status, and must leave nothing behind; what it said."""
         process = self.start(*arguments, before=before, **environment)
-        output, _ = process.communicate(timeout=880)  # before pytest ends
+        output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == status, output
         assert self.left() == {}
         return output

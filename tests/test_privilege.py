@@ -21,7 +21,7 @@ from testbed import paths
 from testbed.errors import SpecError
 from testbed.process import ROOT
 from testbed.report import publishing
-from tests.commands import SMALL, for_all_users, sets
+from tests.commands import PATIENCE_S, SMALL, for_all_users, sets
 from tests.forked import is_gone
 
 NOTE = """
@@ -102,7 +102,7 @@ def in_fakes(fakes: Path, *arguments: str, **environment: str) -> subprocess.Com
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert not note.exists(), f"imported: {note.read_text()}"
@@ -286,7 +286,7 @@ class BehindSudo:
 
     def run(self, *arguments: str) -> str:
         with self.start(*arguments) as process:
-            said, _ = process.communicate(timeout=880)
+            said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
         return said
 

@@ -41,7 +41,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[s
         pytest.fail("".join(seen))
     yield process
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=60)
+    told, _ = process.communicate(timeout=10)
     assert "taken down" in told
     assert process.returncode == 0
     assert process.pid not in [one.pid for one in directory.running_labs()]

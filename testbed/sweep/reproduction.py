@@ -71,11 +71,8 @@ class Step(NamedTuple):
         """Return the command to execute. `results` holds the results of all experiments."""
         testbed = [sys.executable, "-P", "-m", "testbed"]
         if self.sweep is not None:
-            verb, short = (
-                ("predict", ["--quick"])
-                if self.predicts
-                else ("sweep", ["--quick", "--live-checks", "0", "--no-report"])
-            )
+            verb, more = ("predict", []) if self.predicts else ("sweep", ["--live-checks", "0", "--no-report"])
+            short = ["--quick", *more]
             flags = ["--results", str(results), *(short if quick else [])]
             return [*testbed, verb, str(self.sweep), *flags, *self.words[1:]]
         if self.program is not None:

@@ -16,7 +16,7 @@ from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask
 from testbed.codecs.check.verdicts import Broken, CheckResult
 from tests.codecs import cheats
-from tests.commands import for_all_users
+from tests.commands import PATIENCE_S, for_all_users
 
 TWO_ENDS = "nothing hidden, both ends alike"
 HIDDEN = "the decoder used data that was not in the payload"
@@ -100,7 +100,7 @@ def test_one_that_exits_is_a_failure_of_the_program_and_ends_soon() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=880,
+        timeout=PATIENCE_S,
     )
     assert found.returncode == 1, found.stdout + found.stderr
     assert "ended with exit status 0 during decode" in found.stdout
@@ -123,7 +123,7 @@ def run_as(*words: str) -> list[str]:
     """Return what the kit says of two codecs where `words` take privileges away."""
     paths = f"PYTHONPATH={Path(__file__).parents[2]}:{Path(__file__).parent}"
     command = [*words, "env", paths, "OMP_NUM_THREADS=1", sys.executable, "-B", "-c", LESS]
-    found = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=880)
+    found = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout.splitlines()
 

@@ -126,7 +126,7 @@ def _in_shell(command: str, made: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=_ROOT,
-        timeout=880,
+        timeout=240,
         check=False,
     )
 

@@ -47,7 +47,7 @@ def _unprivileged(made: str) -> subprocess.CompletedProcess[str]:
         else []
     )
     return subprocess.run(
-        [*drop, sys.executable, "-c", _BUILD, made], capture_output=True, text=True, cwd=_ROOT, timeout=880, check=False
+        [*drop, sys.executable, "-c", _BUILD, made], capture_output=True, text=True, cwd=_ROOT, timeout=240, check=False
     )
 
 

@@ -53,7 +53,7 @@ def test_ctrl_c_once_ends_the_step_and_what_is_missing_is_made_then(command: Com
     process = command.start(*sweep)
     _wait_for_steps(command, process, folder)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert MESSAGE in output
     assert "resumes the unfinished work" in output

@@ -203,7 +203,7 @@ def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Sig
     members = guest_of(runner.pid)
     assert len(members) > 1
     runner.send_signal(ending)
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=20)
     assert runner.returncode in (-ending, 128 + ending)
     deadline = time.monotonic() + 5
     while any(Path(f"/proc/{pid}").exists() for pid in members) and time.monotonic() < deadline:
