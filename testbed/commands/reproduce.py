@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.rule import Rule
 
 from testbed import paths, process
 from testbed.commands.console import ResultsFlag, err, out, say, table
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     Host = Callable[[Precision], ComputeDevice]
 
 _ALL = "all"
+_RULE = 120
+"""Longest line above an experiment: a file's lines are as long as a table needs."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -59,7 +62,7 @@ def reproduce(
     failed: dict[str, int] = {}
     for name in wanted:
         experiment = load_reproduction(name, results, quick=quick)
-        out.rule(name, align="left")
+        out.print(Rule(name, align="left"), width=min(out.width, _RULE))
         if status := _make(experiment, quick=quick, again=again):
             failed[name] = status
         else:

@@ -79,6 +79,7 @@ def test_verdicts_are_those_of_the_results_and_finished_programs_are_kept(comman
     said = command.finish("reproduce", "counting")
     assert "holds (committed: fails): it counts beyond 5 [ours; here 10 (exact)]" in said
     assert "counted 1 times" in said
+    assert max(map(len, said.splitlines())) < 500, "a line over an experiment is as long as a page, in a file too"
     said = command.finish("reproduce", "counting")
     assert "count.py: done before" in said
     assert "counted 1 times" in said
