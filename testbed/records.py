@@ -651,6 +651,8 @@ class Summary(Frozen):
     a calibration (`metrics.contention`)."""
     steps: int
     """Training steps done, including warm-up."""
+    resumed_at: int | None = Field(default=None, exclude_if=is_none)
+    """The first of them, in a live run that resumed a checkpoint; None: the training's first."""
     measured_steps: int
     step_s: float | None
     """Median over the measured steps."""

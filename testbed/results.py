@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, RootModel, ValidationError, model_validator
 
+import testbed
 from testbed import manifest, paths
 from testbed.errors import ResultsError, SpecError, TestbedError
 from testbed.frozen import Frozen
 from testbed.profiles import rate_trace
 from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summary
-from testbed.spec import Cell
+from testbed.spec import Cell, Recipe
 
 Record = TypeVar("Record", bound=BaseModel)
 Order = Literal["grouped", "interleaved"]
@@ -409,8 +412,30 @@ def set_aside(experiment: Path, cell_ids: Iterable[str], note: Callable[[str], N
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a training's folder, valid or not, in order."""
+    """Return the steps of the checkpoints in a folder, valid or not, in order."""
     return sorted(int(path.name.removeprefix(CHECKPOINT)) for path in folder.glob(f"{CHECKPOINT}*[0-9]"))
+
+
+def checkpoint_subject(recipe: Recipe) -> str:
+    """Return the subject of a checkpoint's manifest: its training, by these versions."""
+    return f"{manifest.subject_of(recipe)} testbed {testbed.__version__} torch {metadata.version('torch')}"
+
+
+def newest_checkpoint(folder: Path, recipe: Recipe) -> int | None:
+    """Return the last step that has a valid checkpoint of a training in a folder; None: none has."""
+    subject = checkpoint_subject(recipe)
+
+    def is_whole(step: int) -> bool:
+        return not manifest.find_fault(folder / f"{CHECKPOINT}{step}" / manifest.NAME, lambda: subject)
+
+    return next(filter(is_whole, reversed(checkpoint_steps(folder))), None)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints in a folder, and a draft of one."""
+    for path in folder.glob(f"{CHECKPOINT}*[0-9]"):
+        shutil.rmtree(path)
+    shutil.rmtree(folder / f".{CHECKPOINT}draft", ignore_errors=True)
 
 
 def new_run(experiment: Path, cell: Cell) -> Run:

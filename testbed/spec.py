@@ -732,10 +732,7 @@ class Cell(Trained):
         if self.timing == "played" and isinstance(self.compute, Measured):
             raise ValueError("compute is measured, which only live cells can be; a played cell is calibrated or paced")
         if self.timing == "live" and self.training.checkpoint_every is not None:
-            raise ValueError(
-                "training.checkpoint_every applies to played cells only, which are trained without a network: a live "
-                "run that is interrupted is made again from its start; remove it, or set timing = 'played'"
-            )
+            self._check_live_checkpoints()
         if self.timing == "live" and self.played_steps is not None:
             raise ValueError("played_steps applies to played cells only; set training.steps for a live cell")
         if self.timing == "live" and self.clock == "virtual":
@@ -750,6 +747,19 @@ class Cell(Trained):
         if self.clock == "virtual" and self.engine != "netem":
             raise ValueError(f"engine is {self.engine!r}, but links on the virtual clock use netem")
         return self
+
+    def _check_live_checkpoints(self) -> None:
+        data = self.data
+        if data is not None and (data.arrivals is not None or data.deco is not None):
+            raise ValueError(
+                "training.checkpoint_every is stated, but these workers act by when messages arrive, so there is no "
+                "step that all end together; remove it, or the table data.arrivals or data.deco"
+            )
+        if self.training.budget_s is not None:
+            raise ValueError(
+                "training.checkpoint_every is stated with training.budget_s, which a resumed live run could not "
+                "continue to count; remove one of them"
+            )
 
     def _check_live_virtual(self) -> None:
         if not isinstance(self.compute, Paced | Stated):

@@ -7,9 +7,10 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -155,17 +156,19 @@ def run_places(
     make: Callable[[Setting], Training] = training_of,
     *,
     asked: Callable[[int], bool] = lambda place: False,
+    told: Mapping[str, Any] = MappingProxyType({}),
     **changes: Any,
 ) -> RanPlaces:
     """Run all places of a cell, each in a thread, with Unix and TCP sockets as in a lab. `make` makes their training,
-    `asked` says whether a person asks a place for the end; `changes` as in `jobs_over_loopback`.
+    `asked` says whether a person asks a place for the end; `told`: fields of all jobs; `changes` as in
+    `jobs_over_loopback`.
     """
     ran = RanPlaces([None] * cell.nodes, [None] * cell.nodes, [], [])
     with tempfile.TemporaryDirectory() as folder:
         work, sockets = jobs_over_loopback(cell, Path(folder), **changes), make_sockets(cell.nodes)
 
         def run(place: int) -> None:
-            job = PlaceJob.model_validate_json(work[place].model_dump_json())  # as it travels
+            job = PlaceJob.model_validate_json(work[place].model_copy(update=told).model_dump_json())  # as it travels
             try:
                 ran.ended[place] = run_place(job, sockets[place], ran.told.append, lambda: asked(place), make)
             except BaseException as error:
@@ -177,5 +180,6 @@ def run_places(
 
 
 def read_steps(folder: Path, place: int) -> list[StepRecord]:
-    lines = (folder / f"steps-{place}.jsonl").read_text(encoding="utf8").splitlines()
+    path = folder / f"steps-{place}.jsonl"
+    lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []
     return [StepRecord.model_validate_json(line) for line in lines]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.records import TrainingRecord
-from testbed.results import read_json
+from testbed.results import Run, read_json
 from tests import chaos
 from tests.conftest import missing
 
@@ -53,3 +53,35 @@ def test_a_sweep_whose_training_is_killed_resumes_it_on_another_number_of_cores(
     assert [record.weights for record in ours] == [record.weights for record in theirs]
     assert all(record.resumed for record in ours)
     assert not list(arena.work.rglob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("sweep live, relay", marks=pytest.mark.root),
+        pytest.param("sweep live, virtual", marks=pytest.mark.clock_kernel),
+    ],
+)
+def test_a_killed_live_run_resumes_with_the_losses_of_an_undisturbed_one(name: str, tmp_path: Path) -> None:
+    kept = ("--set", "training.checkpoint_every=4", "--set", "training.steps=24")
+    with chaos.adopting():
+        arena = chaos.Arena(name, tmp_path)
+        process = arena.start(*kept)
+        while not list(arena.work.glob("results/*/*/checkpoint-12")):
+            assert process.poll() is None, arena.said
+        process.kill()
+        process.wait()
+        assert not arena.residue()
+        assert arena.start(*kept).wait(chaos.PATIENCE_S) == 0, arena.said
+        assert "resumes from its newest valid checkpoint" in arena.said
+        assert not list(arena.work.rglob("checkpoint-*"))
+        assert arena.start(*kept, "--again").wait(chaos.PATIENCE_S) == 0, arena.said
+        assert not arena.residue()
+    resumed, undisturbed = (Run(next(arena.work.glob(f"results/*/*/run-{number}"))) for number in (1, 2))
+    assert resumed.summary is not None
+    begun = resumed.summary.resumed_at or 0
+    assert begun >= 12
+    assert resumed.summary.ended == "steps"
+    for ours, theirs in zip(resumed.all_steps(), undisturbed.all_steps(), strict=True):
+        losses = {(each.phase, each.step): each.loss for each in theirs if each.step >= begun}
+        assert {(each.phase, each.step): each.loss for each in ours} == losses

@@ -70,11 +70,9 @@ def test_a_cells_id_changes_with_anything_in_it_and_with_nothing_else() -> None:
     assert all(each.startswith("fp32-cable-") for each in ids)
 
 
-def test_checkpoints_are_in_no_id_and_no_record_and_live_cells_refuse_them() -> None:
+def test_checkpoints_are_in_no_id_and_no_record() -> None:
     ours = cell_of(a_recipe())
     kept = ours.model_copy(update={"training": ours.training.model_copy(update={"checkpoint_every": 5})})
     assert recipe_of(kept).training.checkpoint_every == 5
     assert kept.model_dump_json() == ours.model_dump_json()
     assert (kept.id, recipe_of(kept).id) == (ours.id, recipe_of(ours).id)
-    with pytest.raises(ValidationError, match=r"training\.checkpoint_every applies to played cells only"):
-        Cell(**dict(kept) | {"timing": "live"})

@@ -42,6 +42,11 @@ class RunSteps(NamedTuple):
     exact: bool = False
     """Whether another run would have the same times, as on the virtual clock."""
 
+    @property
+    def resumed(self) -> bool:
+        """Whether its first steps have no records, because it resumed a checkpoint."""
+        return bool(self.train) and self.train[0].step > 0
+
 
 def run_steps(
     cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]], steady_from: int | None = None

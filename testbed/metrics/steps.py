@@ -49,6 +49,11 @@ class PipelineStep(NamedTuple):
         return self.records[0].warmup
 
     @property
+    def resumed(self) -> bool:
+        """Whether it is the first of a run that resumed a checkpoint, so that earlier steps have no records here."""
+        return self.before is None and self.number > 0
+
+    @property
     def begin_ns(self) -> int:
         """The latest end of the previous step or evaluation; at the first, the earliest start."""
         if self.before is None:

@@ -30,7 +30,7 @@ def _ended(cell: Cell, steps: Sequence[PipelineStep]) -> Literal["steps", "targe
     reached, target = _last_loss(steps, "evaluation"), cell.training.target_loss
     if target is not None and reached is not None and reached <= target:
         return "target"
-    if sum(step.phase == "train" for step in steps) >= cell.training.steps:
+    if any(step.phase == "train" and step.number + 1 >= cell.training.steps for step in steps):
         return "steps"
     return None if cell.training.budget_s is None else "budget"
 
@@ -54,6 +54,8 @@ def _ideals_s(
         return [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]
     if not chosen:
         return []
+    if steps[0].resumed:
+        return None
     nodes = list(zip(*(step.records for step in steps), strict=True))
     if (ideals_s := recorded_steps_s(cell, nodes, played_at_ns)) is None:
         return None
@@ -107,6 +109,7 @@ def summarise(
         bound=None if certificates is None else certificates.bound,
         contended=stray_share(cell, chosen, costs),
         steps=len(train),
+        resumed_at=train[0].number or None if train else None,
         measured_steps=len(chosen),
         step_s=step_s,
         step_quartiles_s=None if low_high is None else (float(low_high[0]), float(low_high[1])),

@@ -83,7 +83,10 @@ def default_target(baseline: Sequence[RunSteps]) -> float | None:
 
 
 def time_to_loss(runs: Sequence[RunSteps], target: float) -> TimeToLoss:
-    """Return the time to a target loss of the runs of one cell (seeds and repeats)."""
+    """Return the time to a target loss of the runs of one cell (seeds and repeats), without resumed ones, which lack
+    the times of their first steps.
+    """
+    runs = [run for run in runs if not run.resumed]
     crossings = [crossing(run.validation, target) for run in runs]
     there = [reached for reached in crossings if reached is not None]
     tried = max((_trained_s(run) for run, reached in zip(runs, crossings, strict=True) if reached is None), default=0.0)

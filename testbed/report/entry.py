@@ -172,6 +172,7 @@ class Entry:
         if self.contended:
             worst = max((result.measured.contended or 0.0 for result in self.good), key=abs)
             marks.append(f"contended: durations {percent(worst, '{:+.0f}')} from the calibration")
+        marks += [f"resumed before step {at}" for result in self.good if (at := result.measured.resumed_at) is not None]
         if self.ok and (slow := self.measured.worst) is not None:
             marks.append(f"one step took {slow.medians:.3g} times the median")
         if said := remark(self.cell.codec):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from testbed.errors import SpecError, TransportError
 from testbed.jobs import actions
@@ -47,6 +47,35 @@ class _Lane(NodeLane):
         self.given: SimpleQueue[_WaitingProgram | None] = SimpleQueue()
 
 
+class PlaceResting(NamedTuple):
+    """What lies outside a place's node while all places pause, and outlives the step."""
+
+    mail: Sequence[tuple[int, Key, Any, bytes]]
+    """Messages that arrived but have not been received, in order of arrival: sender, key, payload and note."""
+    results: Sequence[tuple[Key, Any]]
+    """What a `Wait` can still return: key and result."""
+
+
+class PlacePause(Protocol):
+    """Stops a place at the end of a step, with all others, once nothing is on the way any more."""
+
+    def due(self, step: int) -> bool:
+        """Return whether to pause before this step."""
+        ...
+
+    def begin(self, step: int) -> None:
+        """Prepare a checkpoint; all places save theirs once all are here."""
+        ...
+
+    def save(self, step: int, resting: PlaceResting) -> None:
+        """Save this place's part."""
+        ...
+
+    def finish(self, step: int) -> None:
+        """Complete the checkpoint: all places have saved theirs."""
+        ...
+
+
 class Live:
     """One place of a running job."""
 
@@ -61,13 +90,17 @@ class Live:
         line: Callable[[], Line],
         timeout_s: float,
         observers: Sequence[Observer] = (),
+        pause: PlacePause | None = None,
+        resting: PlaceResting | None = None,
     ) -> None:
         """`peers`: connections, by place; connections to lost places that the program can do without are removed.
-        `line` makes a lane's time. `timeout_s`: the longest wait for one message.
+        `line` makes a lane's time. `timeout_s`: the longest wait for one message. `resting`: what lay here before the
+        program's first step.
         """
         self._place, self._node, self._peers = place, node, peers
         self._gather, self._ending, self._timeout_s, self._observers = gather, ending, timeout_s, observers
         self._line = line
+        self._pause, self._resting = pause, resting or PlaceResting((), ())
         self._main = _Lane(place, MAIN, 0, line())
         self._lanes: dict[str, tuple[_Lane, threading.Thread]] = {}
         self._forked: dict[Key, Future[tuple[Any, int]]] = {}
@@ -102,6 +135,11 @@ class Live:
         self._main.line.came(self._main.line.now())
         self._meet(self._main, actions.Meet())
         self._began_ns = self._main.line.at_ns
+        for key, result in self._resting.results:
+            self._forked[key] = Future()
+            self._forked[key].set_result((result, self._began_ns))
+        for peer, key, payload, note in self._resting.mail:
+            self._peer(peer).put_back(key, payload, note, self._began_ns)
         try:
             value = self._go_through(self._main, program)
         except TransportError:
@@ -133,6 +171,8 @@ class Live:
             else:
                 if type(action) is not actions.Fork:  # observers saw the fork before its lane started
                     self._tell(lane, action, value, begin_ns)
+                if self._pause is not None and type(action) is actions.EndStep and value and action.phase == "train":
+                    self._rest(self._pause, lane)
 
     def _go_on_without(self, lost: TransportError) -> None:
         sys.stdout.write(f"place {self._place} continues without a peer: {lost}\n")
@@ -295,6 +335,25 @@ class Live:
         lane.step = action.number + 1
         lane.line.came(lane.line.at_ns)
         return self._ending.goes_on(action.number, action.phase, lane.line.recorded_ns)
+
+    def _rest(self, pause: PlacePause, lane: _Lane) -> None:
+        """Save a checkpoint with all other places, if one is due, once nothing is on the way any more. It belongs to no
+        step: the next one begins when all have saved theirs.
+        """
+        if not pause.due(lane.step):
+            return
+        results = [(key, future.result()[0]) for key, future in self._forked.items()]
+        pause.begin(lane.step)
+        sent = self._gather.exchange({str(peer): connection.sent_count for peer, connection in self._peers.items()})
+        mail = [
+            (peer, arrival.key, arrival.payload, arrival.note)
+            for peer, connection in self._peers.items()
+            for arrival in connection.unread(sent[peer][str(self._place)], self._timeout_s)
+        ]
+        pause.save(lane.step, PlaceResting(mail, results))
+        self._gather.exchange(None)
+        pause.finish(lane.step)
+        lane.line.met(max(self._gather.exchange(max(lane.line.at_ns, time.monotonic_ns()))))
 
 
 def _lost(peer: int, error: TransportError) -> TransportError:

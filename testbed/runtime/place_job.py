@@ -66,6 +66,12 @@ class PlaceJob(Frozen):
     """Faults of this place, from when the links were played."""
     played_at_ns: int = 0
     """When they were: a time of CLOCK_MONOTONIC."""
+    checkpoints: str | None = None
+    """Folder of the cell's checkpoints (`training.checkpoints.PlaceCheckpoints`); None: none are made."""
+    checkpoint_every: int = 0
+    """Steps between them."""
+    resumes_at: int = 0
+    """The step whose checkpoint the place resumes; 0: it begins."""
 
     @property
     def name(self) -> str:

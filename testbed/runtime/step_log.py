@@ -146,6 +146,10 @@ class StepLog:
         """Sent frames that are in no record yet, by peer."""
         self._unwritten: deque[tuple[StepRecord, list[tuple[int, Key]]]] = deque()
 
+    def resume(self, place: int, forks: Sequence[Key]) -> None:
+        """Continue from a checkpoint, with forks that no program has waited for yet."""
+        self._recorder.load({place: [(key, ()) for key in forks]})
+
     def did(self, lane: NodeLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Note an ended action. Traffic counters are read when the places meet (before the others' next step loads the
         links), or, without a meeting, at the end of the step.

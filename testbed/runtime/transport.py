@@ -102,6 +102,9 @@ class Connection:
         self._unsent = 0
         self._sent: list[SentFrame] = []
         self._inbox: dict[Key, Arrival] = {}
+        self.sent_count = 0
+        """Number of messages given to `send`."""
+        self._received_count = 0
         self._carried: Carried | None = None
         self._failure: TransportError | None = None
         self._ended = False
@@ -131,6 +134,7 @@ class Connection:
             self._changed.wait_for(lambda: self._failure or self._unsent < self._max_frames)
             self._raise_failure(f"cannot send the {say(key)}")
             self._unsent += 1
+            self.sent_count += 1
         queued_ns = max(time.monotonic_ns(), not_before_ns)
         self._outbox.put(_Queued(key, view, note, queued_ns))
         return queued_ns
@@ -166,6 +170,23 @@ class Connection:
                 if self._ended:
                     raise TransportError(f"{self._name}: the peer closed the connection")
             return {key: arrival.last_byte_ns for key, arrival in self._inbox.items()}
+
+    def unread(self, count: int, timeout_s: float) -> list[Arrival]:
+        """Wait until the peer's first `count` messages have arrived; returns those that nobody has taken, in order of
+        arrival. TransportError when the peer is lost, or after `timeout_s`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._received_count >= count or self._failure or self._ended, timeout_s)
+            if self._received_count < count:
+                self._raise_failure("waiting for messages before a checkpoint")
+                came = f"{self._received_count} of {count} messages of the peer arrived within {timeout_s:g} s"
+                raise TransportError(f"{self._name}: {came}")
+            return list(self._inbox.values())
+
+    def put_back(self, key: Key, payload: Payload, note: bytes, now_ns: int) -> None:
+        """Add a message that arrived before a checkpoint, as if it arrived now."""
+        with self._changed:
+            self._inbox[key] = Arrival(key, memoryview(payload), note, now_ns, now_ns)
 
     def sent_frames(self, timeout_s: float) -> list[SentFrame]:
         """Wait until all frames are sent; returns those sent since the last call, in order. TransportError after
@@ -320,6 +341,7 @@ class Connection:
                 if header.key in self._inbox:
                     raise TransportError(f"the peer sent the {say(header.key)} twice")
                 self._inbox[header.key] = Arrival(header.key, payload, bytes(note), header.first_byte_ns, last_byte_ns)
+                self._received_count += 1
                 self._changed.notify_all()
             self.heard()
         with self._changed:

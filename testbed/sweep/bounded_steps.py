@@ -53,6 +53,8 @@ def run_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: in
     match cell.parallelism:
         case PipelineSpec():
             return pipeline_step(cell, nodes, played_at_ns)
+        case _ if any(records and records[0].step for records in nodes):
+            return None  # it resumed a checkpoint: its first steps have no records
         case DataParallelSpec():
             return replica_step(cell, nodes, played_at_ns)
         case _:

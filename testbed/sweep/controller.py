@@ -121,7 +121,8 @@ class _Runner(RunRecorder):
         self.note_certificates(RunCertificates(before=before, after=None))
         phase("starting")
         with interrupt.patient():
-            ended = session.train(cell, tokens, self.run.folder, self.progress, interrupt, self.note_lab)
+            told = self.progress, interrupt, self.note_lab
+            ended = session.train(cell, tokens, self.run.folder, *told, resumes_at=self.resumes_at)
             self.note_lost({name: failed.message for name, failed in session.lost.items()})
             phase("certifying the links again")
             stages = self.read_steps()

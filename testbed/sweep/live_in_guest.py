@@ -38,6 +38,10 @@ class LiveRun(Frozen):
     vocabulary: int
     coding: Coding | None
     """Codec durations in data parallel training; None: codecs take no time."""
+    checkpoint_every: int | None
+    """See `spec.TrainingSpec`; a cell's JSON omits it."""
+    resumes_at: int
+    """The step whose checkpoint is resumed; 0: none is."""
 
 
 class Told(Frozen):
@@ -83,20 +87,23 @@ def main() -> None:
     try:
         run = LiveRun.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf8"))
         ONE_PAGE.write_text("1", encoding="ascii")
+        often = {"checkpoint_every": run.checkpoint_every}
+        cell = run.cell.model_copy(update={"training": run.cell.training.model_copy(update=often)})
         say(Told(phase="loading torch in the guest"))
         set_timer_slack()
-        with Session(run.cell, "the virtual clock's", link_seed=run.link_seed) as session:
+        with Session(cell, "the virtual clock's", link_seed=run.link_seed) as session:
             say(Told(phase="starting"))
             wait_for_the_grid()
             tokens = Tokens(Path(run.tokens), run.vocabulary)
             ended = session.train(
-                run.cell.with_draws(run.link_seed),
+                cell.with_draws(run.link_seed),
                 tokens,
                 Path(run.folder),
                 _Teller(),
                 Interrupt(lambda message: None),
                 lambda lab: say(Told(lab=lab)),
                 run.coding,
+                run.resumes_at,
             )
         say(Told(ended=ended, lost={name: failed.message for name, failed in session.lost.items()}))
     except TestbedError as error:

@@ -97,13 +97,14 @@ class Session(Closing):
         interrupt: Interrupt,
         played: Callable[[LabRecord], None],
         coding: Coding | None = None,
+        resumes_at: int = 0,
     ) -> Ended:
         """Run one cell's jobs to their end; return why they ended. StageError names the failed stage and its message.
 
         Varying links start with the jobs: `played` is then called with the lab's record, which has that time.
         Afterwards they return to their nominal values. Counters of the links go to counters.jsonl in the folder. An
         interrupt ends the jobs after their current step. After an error the session's state is undefined: close it.
-        `coding`: see `PlaceJob`.
+        `coding`, `resumes_at`: see `PlaceJob`; checkpoints lie beside the folder.
         """
         patience_s = _UNKNOWN_S if cell.job else _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         patience_s += faults.patience_s(cell.fault or ()) * cell.compute.dilation
@@ -119,11 +120,13 @@ class Session(Closing):
             limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
             coding=coding,
         )
-        played_at = {"played_at_ns": self.lab.play()}
+        told: dict[str, object] = {"played_at_ns": self.lab.play(), "resumes_at": resumes_at}
+        if (every := cell.training.checkpoint_every) is not None:
+            told |= {"checkpoints": str(folder.resolve().parent), "checkpoint_every": every}
         played(self.lab.record)
         with Sampler(self.lab, folder / "counters.jsonl") as sampler:
             for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
-                host.start(job.model_copy(update=played_at), sockets)
+                host.start(job.model_copy(update=told), sockets)
             survives = cell.data is not None and cell.data.arrivals is not None
             ended = self._follow(work, sampler, observer, interrupt, patience_s, survives=survives)
         self.during = sampler.during

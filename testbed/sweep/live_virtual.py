@@ -129,6 +129,8 @@ class _VirtualRunner(RunRecorder):
                 tokens=str(tokens.path.resolve()),
                 vocabulary=tokens.vocabulary,
                 coding=coding,
+                checkpoint_every=self.cell.training.checkpoint_every,
+                resumes_at=self.resumes_at,
             )
             (aside / "run.json").write_text(order.model_dump_json(), encoding="utf8")
             words = stack.enter_context(os.fdopen(os.memfd_create("words"), "rb"))
@@ -141,7 +143,7 @@ class _VirtualRunner(RunRecorder):
                         kernel,
                         command_line(_PROGRAM, str(aside / "run.json")),
                         memory=f"{guest_memory(self.cell) >> 20}M",
-                        share=[self.run.folder],
+                        share=[self.run.folder.parent],
                         share_current=False,
                         virtual_clock=True,
                         stdout=writing,
@@ -151,7 +153,7 @@ class _VirtualRunner(RunRecorder):
                 told = self._follow(guest, reading)
             finally:
                 os.close(writing)
-                for path in self.run.folder.iterdir():
+                for path in self.run.folder.parent.rglob("*"):
                     paths.give_to_user(path)
             if told is None:
                 said = os.pread(words.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_LAST_WORDS:]

@@ -9,7 +9,7 @@ from typing import Any
 from testbed import manifest, results
 from testbed.metrics import summarise
 from testbed.records import LabRecord, RunCertificates, StepRecord
-from testbed.spec import Cell
+from testbed.spec import Cell, recipe_of
 from testbed.sweep.environment import describe_machine
 from testbed.sweep.progress import SweepProgress
 
@@ -27,6 +27,13 @@ class RunRecorder:
         self.certificates: RunCertificates | None = None
         self.known: dict[str, Any] = {}
         """Further arguments of `metrics.summarise`."""
+        self.resumes_at = 0
+        """The step whose checkpoint a live run resumes; 0: none."""
+        kept = self.run.folder.parent
+        if cell.timing == "live" and cell.training.checkpoint_every is not None:
+            self.resumes_at = results.newest_checkpoint(kept, recipe_of(cell)) or 0
+        if self.resumes_at:
+            progress.note(f"{cell.id} resumes from its newest valid checkpoint, before step {self.resumes_at}")
         environment = {**(machine or describe_machine()), results.FINISHED_BY: manifest.NAME}
         results.write_json(self.run.folder / "environment.json", environment)
 
@@ -72,4 +79,6 @@ class RunRecorder:
             **self.known,
         )
         self.run.finish(summary)
+        if summary.status == "ok":
+            results.remove_checkpoints(self.run.folder.parent)
         self.progress.end(self.cell, summary, took_s)

@@ -132,7 +132,7 @@ def train_alone(job: AloneJob, report: Report = lambda message: None) -> Trainin
             resumed=() if checkpoints is None else checkpoints.resumed,
         )
         if checkpoints is not None:
-            checkpoints.remove()
+            results.remove_checkpoints(draft)
         results.write_json(draft / "training.json", record)
         manifest.write_manifest(draft / manifest.NAME, manifest.subject_of(recipe), draft.iterdir())
         shutil.rmtree(folder, ignore_errors=True)

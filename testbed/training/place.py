@@ -21,6 +21,7 @@ from testbed.runtime.place_job import PlaceJob
 from testbed.runtime.step_log import StepLog
 from testbed.runtime.wiring import Wiring
 from testbed.spec import Measured
+from testbed.training.checkpoints import PlaceCheckpoints
 from testbed.training.kinds import Training, explain_memory, set_up_torch, training_of
 
 
@@ -50,18 +51,22 @@ def run_place(
             wiring.connect()
             node = training.node(place, loaded, lambda peer: wiring.connections[peer].measure())
             ending = training.ending(job, wiring.gather, asked)
+            kept = PlaceCheckpoints(job, node) if job.checkpoints is not None else None
+            resting = kept.resume() if kept is not None else None
             with (Path(job.folder) / f"steps-{place}.jsonl").open("x", encoding="utf8") as steps:
                 log = StepLog(
                     node,
                     steps,
                     named=training.named,
-                    warmup_steps=job.recipe.training.warmup_steps,
+                    warmup_steps=job.resumes_at + job.recipe.training.warmup_steps,
                     connections=wiring.connections,
                     side=lambda peer: training.side(place, peer),
                     counters=wiring.counters,
                     report=report,
                     says_loss=training.says_loss(place),
                 )
+                if resting is not None:
+                    log.resume(place, [key for key, _ in resting.results])
                 live = Live(
                     place,
                     node,
@@ -73,8 +78,10 @@ def run_place(
                     ),
                     timeout_s=job.limits.message_s,
                     observers=[log],
+                    pause=kept,
+                    resting=resting,
                 )
-                ended = live.run(training.job_of(job).program(place))
+                ended = live.run(training.job_of(job).program(place, job.resumes_at))
                 log.finish(job.limits.message_s)
             with contextlib.suppress(*([TransportError] if training.misses_nobody(place) else [])):
                 wiring.leave()

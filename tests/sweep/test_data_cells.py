@@ -149,6 +149,10 @@ def test_live_codecs_cost_what_they_cost_on_either_clock() -> None:
         resolve_cell({**FIELDS, "timing": "live", "codec_cost": "device", "compute": ON_DEVICE}, "relay", "it", "real")
 
 
+KEPT = {**FIELDS["training"], "checkpoint_every": 5}
+KEPT_LIVE = {"timing": "live", "training": KEPT}
+
+
 @pytest.mark.parametrize(
     ("data", "changes", "says"),
     [
@@ -176,6 +180,8 @@ def test_live_codecs_cost_what_they_cost_on_either_clock() -> None:
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER, "answer": "topk(0.1)"}, {}, "answers with weights"),
         ({"arrivals": {"period_s": 1.5, "buffer": 2}, "outer": OUTER}, {}, "state exactly one of them"),
         ({"arrivals": {"buffer": 5}, "outer": OUTER}, {}, "there are only 4 workers"),
+        ({"arrivals": {"period_s": 1.5}, "outer": OUTER}, KEPT_LIVE, "no step that all end together"),
+        ({}, {**KEPT_LIVE, "training": {**KEPT, "budget_s": 9.0}}, "budget_s"),
         ({"streaming": {"fragments": 2}}, {}, "neither arrivals nor deco"),
         ({"streaming": {"fragments": 2}, "outer": OUTER, "staleness": 2}, {}, "streaming.fragments 2"),
         ({}, {"codec": "7: fp32; rest: bf16"}, "has a rule for boundary 7"),
