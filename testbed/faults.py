@@ -10,7 +10,7 @@ import functools
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -24,7 +24,7 @@ from testbed.profiles.ranges import LONGEST_NS, MomentNs, PeriodNs
 MOST: Final = 1000
 """Maximum number of faults of a cell."""
 ALL: Final = "all"
-_OF_NODE = ("node", "stop", "slow", "kill")
+_OF_NODE = ("node", "stop", "slow", "kill", "frame")
 _WHERE, _WHEN, _DRAWN = ("link", "way"), ("at", "for"), ("mtbf", "until", "seed")
 _SAFE_S: Final = 60
 
@@ -63,6 +63,11 @@ KINDS: Final[Mapping[str, FaultKind]] = {
     "kill": FaultKind("a node's process is killed", REFUSED + "one process plays all nodes", *_OF_NODES),
     "stop": FaultKind("a node neither computes nor reads nor sends for a while; its kernel does", EXACT, *_OF_NODES),
     "slow": FaultKind("a node's work takes several times as long", EXACT, *_OF_NODES),
+    "frame": FaultKind(
+        "a node's next message, above TCP, is damaged, repeated, missing or of another run (foreign)",
+        REFUSED + "the player sends sizes, not frames",
+        *_OF_NODES,
+    ),
     "disk_full": FaultKind("a node's disk is full", *_OF_GUESTS),
     "clock_step": FaultKind("a node's clock is set", *_OF_GUESTS),
     "out_of_memory": FaultKind("a node's memory runs out", *_OF_GUESTS),
@@ -109,7 +114,9 @@ class LinkFault(PipeFault):
 
 
 class NodeFault(Frozen):
-    """A node is stopped or slow for a while, or killed. Times are those of the emulated world."""
+    """A node is stopped or slow for a while, or killed, or its next message is spoiled. Times are those of the emulated
+    world.
+    """
 
     node: int = Field(ge=0)
     at_ns: MomentNs
@@ -118,6 +125,8 @@ class NodeFault(Frozen):
     """Multiple of the durations of its work; None: it is stopped, or killed."""
     kill: bool = Field(default=False, exclude_if=operator.not_)
     """Its process is killed; `for_ns` is then longer than any run."""
+    frame: Literal["damaged", "repeated", "missing", "foreign"] | None = Field(default=None, exclude_if=is_none)
+    """What becomes of its next message, to whomever; `for_ns` is then 1."""
 
     @property
     def end_ns(self) -> int:
@@ -125,11 +134,18 @@ class NodeFault(Frozen):
         return self.at_ns + self.for_ns
 
     @property
+    def stops(self) -> bool:
+        """Whether its node does nothing meanwhile."""
+        return self.slow is None and self.frame is None
+
+    @property
     def words(self) -> str:
         """What happens, where and when."""
         at = f"at {units.format_time(self.at_ns)}"
         if self.kill:
             return f"node {self.node}: killed {at}"
+        if self.frame is not None:
+            return f"node {self.node}: next message {self.frame} {at}"
         what = "stopped" if self.slow is None else f"{self.slow:g} times as slow"
         return f"node {self.node}: {what} {at} for {units.format_time(self.for_ns)}"
 
@@ -140,13 +156,13 @@ class NodeFault(Frozen):
 
 def goes_on_ns(faults: Iterable[NodeFault], at_ns: int) -> int:
     """Return when a node goes on that is stopped at a time; that time if it is not. `faults` are the node's."""
-    return next((f.end_ns for f in faults if f.slow is None and f.at_ns <= at_ns < f.end_ns), at_ns)
+    return next((f.end_ns for f in faults if f.stops and f.at_ns <= at_ns < f.end_ns), at_ns)
 
 
 def worked_ns(faults: Iterable[NodeFault], at_ns: int, work_ns: int) -> int:
     """Return when work ends that a node begins at a time. `faults` are the node's, by time."""
     for fault in faults:
-        if at_ns >= fault.end_ns:
+        if at_ns >= fault.end_ns or fault.frame is not None:
             continue
         if at_ns + work_ns <= fault.at_ns:
             break
@@ -233,14 +249,16 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
         if key not in (known := (*(_OF_NODE if "node" in row else (*_WHERE, *_READERS)), *_WHEN, *_DRAWN)):
             raise UnknownNameError(f"key of {where}", key, known)
     if "node" in row:
-        stop, kill = row.get("stop") is True, row.get("kill") is True
-        if stop + kill + ("slow" in row) != 1 or (kill and "for" in row):
+        stop, kill, spoils = row.get("stop") is True, row.get("kill") is True, "frame" in row
+        if stop + kill + spoils + ("slow" in row) != 1 or ((kill or spoils) and "for" in row):
             raise SpecError(
-                f"{where} must have one of stop = true, slow, a multiple of durations, and kill = true, without for"
+                f"{where} must have one of stop = true, slow, a multiple of durations, and, without for, kill = true "
+                "or frame"
             )
-        for_ns = LONGEST_NS if kill else _read(where, row, "for", units.parse_span)
+        for_ns = LONGEST_NS if kill else 1 if spoils else _read(where, row, "for", units.parse_span)
+        what = {"node": row["node"], "kill": kill, **{key: row[key] for key in ("slow", "frame") if key in row}}
         for at_ns in _times(where, row, f"node {row['node']}", for_ns):
-            yield _made(NodeFault, where, node=row["node"], at_ns=at_ns, for_ns=for_ns, slow=row.get("slow"), kill=kill)
+            yield _made(NodeFault, where, at_ns=at_ns, for_ns=for_ns, **what)
         return
     for_ns, way = _read(where, row, "for", units.parse_span), row.get("way", "both")
     named = list(links) if (link := row.get("link", ALL)) == ALL else [link]

@@ -179,6 +179,18 @@ def run_places(
     return ran
 
 
+def nodes_of(training: Training) -> dict[int, Node]:
+    """Return a training's nodes, by place, once it has made them."""
+    nodes, made = dict[int, Node](), training.node
+
+    def node(place: int, *of: Any) -> Node:
+        nodes[place] = made(place, *of)
+        return nodes[place]
+
+    training.node = node  # type: ignore[method-assign]
+    return nodes
+
+
 def read_steps(folder: Path, place: int) -> list[StepRecord]:
     path = folder / f"steps-{place}.jsonl"
     lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []

@@ -73,8 +73,10 @@ def test_a_row_that_cannot_be_made_is_refused(row: dict[str, Any], says: str) ->
 def test_the_table_is_what_refuses(kind: str, run: str) -> None:
     verdict = getattr(KINDS[kind], run)
     values = {"outage": True, "rate": "1Mbit", "delay": "1s", "stop": True, "slow": 2.0, "kill": True}
-    row = {"at": "1s", kind: values.get(kind, "5%")} | ({"node": 0} if kind in ("stop", "slow", "kill") else {})
-    row |= {} if kind == "kill" else {"for": "1s"}
+    values |= {"frame": "damaged"}
+    row = {"at": "1s", kind: values.get(kind, "5%")}
+    row |= {"node": 0} if kind in ("stop", "slow", "kill", "frame") else {}
+    row |= {} if kind in ("kill", "frame") else {"for": "1s"}
     if verdict.startswith(REFUSED):
         with pytest.raises(SpecError) as refused:
             read(row, run=run)
@@ -90,7 +92,10 @@ def test_a_row_with_a_node_is_a_fault_of_it() -> None:
     assert (stopped.words, slow.words) == ("node 0: 3 times as slow at 1 s for 1 s", "node 1: stopped at 1 s for 1 s")
     (killed,) = read({"node": 1, "at": "1s", "kill": True}, run="live_virtual")
     assert killed.words == "node 1: killed at 1 s"
-    for wrong in ({}, {"stop": True, "slow": 3.0}, {"slow": 0.5}, {"stop": True, "rate": "1Mbit"}, {"kill": True}):
+    (missing,) = read({"node": 1, "at": "1s", "frame": "missing"}, run="live_virtual")
+    assert missing.words == "node 1: next message missing at 1 s"
+    two = {"stop": True, "slow": 3.0}
+    for wrong in ({}, two, {"slow": 0.5}, {"stop": True, "rate": "1Mbit"}, {"kill": True}, {"frame": "damaged"}):
         with pytest.raises(UserError):
             read({**row, **wrong})
     assert cell('fault=[{ node = 1, at = "1s", for = "2s", stop = true }]').node_faults[0].node == 1

@@ -100,7 +100,7 @@ class Player:
         self._network, self._waiter, self._clock, self._schedules = network, waiter, clock, schedules
         self._step_done = step_done
         self._lanes = Lanes(trace, self._steps, self._hand_over, halt=prove_steady, director=director, faults=faults)
-        stops = [fault for fault in faults if fault.slow is None]
+        stops = [fault for fault in faults if fault.stops]
         self._switches = sorted((at, f.node, at == f.at_ns) for f in stops for at in (f.at_ns, f.end_ns))
         """When a node stops or goes on, which node, and whether it stops; the next one first."""
         self._repetition = Repetition(trace, [lane.times for lane in self._lanes.states]) if prove_steady else None

@@ -115,7 +115,7 @@ def _signals(job: PlaceJob) -> Iterator[tuple[int, signal.Signals, str]]:
         at_ns, end_ns = job.played_at_ns + fault.at_ns, job.played_at_ns + fault.end_ns
         if fault.kill:
             yield at_ns, signal.SIGKILL, fault.words
-        elif fault.slow is None:
+        elif fault.stops:
             yield from ((at_ns, signal.SIGSTOP, fault.words), (end_ns, signal.SIGCONT, fault.words))
 
 

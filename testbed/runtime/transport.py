@@ -94,6 +94,8 @@ class Connection:
         self.socket = sock
         self.heard: Callable[[], None] = lambda: None
         """Called from another thread on each arrival, and when no more can follow."""
+        self.spoiled: Callable[[int], str | None] = lambda now_ns: None
+        """Returns what becomes of a frame that leaves now: see `faults.NodeFault.frame`."""
         self._name, self._token = name, token
         self._names, self._their_names = list(names), list(names)
         self._max_payload_bytes, self._max_frames = max_payload_bytes, max_frames
@@ -274,15 +276,18 @@ class Connection:
             key, payload, note, queued_ns = item
             crc = zlib.crc32(payload, zlib.crc32(note))
             first_byte_ns = self._hold(queued_ns)
-            header = FrameHeader(key, len(note), payload.nbytes, first_byte_ns, crc)
+            spoiled = self.spoiled(first_byte_ns)
+            header = FrameHeader(key, len(note), payload.nbytes, first_byte_ns, crc ^ (spoiled == "damaged"))
             named = self._introduced(key.what)
-            frame = [memoryview(named + pack_frame_header(header, self._token, self._names) + note), payload]
+            token = bytes(255 - each for each in self._token) if spoiled == "foreign" else self._token
+            head = pack_frame_header(header, token, self._names) + note
+            frame = [memoryview(named + head), payload] if spoiled != "missing" else []
             first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + header.size, first_byte_ns)
-            if (ahead := first - frame[0].nbytes) > 0:
+            if frame and (ahead := first - frame[0].nbytes) > 0:
                 # MSG_EOR: the kernel appends nothing to its last packet.
                 self._write([frame[0], payload[:ahead]], socket.MSG_EOR)
                 frame = [payload[ahead:]]
-            self._write(frame)
+            self._write([*frame, memoryview(head), payload] if spoiled == "repeated" else frame)
             sent = SentFrame(key, header.size, queued_ns, first_byte_ns, time.monotonic_ns())
             with self._changed:
                 self._sent.append(sent)
@@ -319,7 +324,7 @@ class Connection:
         return wait_until(moment_ns)
 
     def _receive_all(self) -> None:
-        data = bytearray(HEADER_BYTES)
+        data, latest = bytearray(HEADER_BYTES), None
         while self._fill(memoryview(data), may_end=True):
             header = parse_frame_header(
                 data, token=self._token, names=self._their_names, max_payload_bytes=self._max_payload_bytes
@@ -338,10 +343,10 @@ class Connection:
                 self._changed.wait_for(lambda: self._failure or len(self._inbox) < self._max_frames)
                 if self._failure:
                     return
-                if header.key in self._inbox:
+                if header.key in self._inbox or header.key == latest:
                     raise TransportError(f"the peer sent the {say(header.key)} twice")
                 self._inbox[header.key] = Arrival(header.key, payload, bytes(note), header.first_byte_ns, last_byte_ns)
-                self._received_count += 1
+                self._received_count, latest = self._received_count + 1, header.key
                 self._changed.notify_all()
             self.heard()
         with self._changed:

@@ -49,6 +49,8 @@ def run_place(
         ) as wiring:
             loaded = training.load(place)
             wiring.connect()
+            for connection in wiring.connections.values():
+                connection.spoiled = _spoiling(job)
             node = training.node(place, loaded, lambda peer: wiring.connections[peer].measure())
             ending = training.ending(job, wiring.gather, asked)
             kept = PlaceCheckpoints(job, node) if job.checkpoints is not None else None
@@ -89,6 +91,12 @@ def run_place(
         explain_memory(job.name, node, error)
         raise
     return ended or ("asked" if isinstance(ending, Announced) and ending.early else "steps")
+
+
+def _spoiling(job: PlaceJob) -> Callable[[int], str | None]:
+    """Return what becomes of a message that leaves at a time: each fault of the place's frames is that of the next."""
+    due = [(job.played_at_ns + fault.at_ns, fault.frame) for fault in job.faults if fault.frame is not None]
+    return lambda now_ns: due.pop(0)[1] if due and due[0][0] <= now_ns else None
 
 
 def takes(job: PlaceJob, training: Training) -> Takes | None:

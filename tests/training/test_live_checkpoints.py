@@ -14,7 +14,6 @@ import pytest
 from testbed.codecs.kept_state import digest_of
 from testbed.codecs.make import make
 from testbed.errors import ResultsError, SpecError, TransportError
-from testbed.jobs.actions import Node
 from testbed.jobs.kind import Setting
 from testbed.nodes.boundary import Boundary
 from testbed.nodes.bucket import Bucket
@@ -24,7 +23,7 @@ from testbed.training.kinds import KindTraining, Training
 from tests.jobs.recording import job_recipe
 from tests.jobs.test_context import recipe as context_recipe
 from tests.nodes.test_stage import TOKENS
-from tests.over_loopback import run_places
+from tests.over_loopback import nodes_of, run_places
 from tests.small_replicas import EXCHANGES, SmallTraining, a_recipe, live_cell
 from tests.training.test_alone import a_tiny_cell, toy_of
 from tests.training.test_checkpoints import MEMORIES, ORDERS, PIPELINE_CODECS, Silent, tokens
@@ -54,15 +53,9 @@ class Outcome(NamedTuple):
 
 def run(kind: Kind, folder: Path | None = None, resumes_at: int = 0) -> Outcome:
     """Run all places over loopback, with checkpoints in a folder."""
-    training, nodes = kind.make(), dict[int, Node]()
-    made, built = training.node, list(map(training.load, range(kind.cell.nodes)))  # models share torch's seed
+    training = kind.make()
+    nodes, built = nodes_of(training), list(map(training.load, range(kind.cell.nodes)))  # models share torch's seed
     training.load = lambda place: built[place]  # type: ignore[method-assign]
-
-    def node(place: int, *of: Any) -> Node:
-        nodes[place] = made(place, *of)
-        return nodes[place]
-
-    training.node = node  # type: ignore[method-assign]
     kept = {} if folder is None else {"checkpoints": str(folder), "checkpoint_every": EVERY, "resumes_at": resumes_at}
     ran = run_places(kind.cell, lambda setting: training, told=kept, **kind.told)
     for error in sorted(filter(None, ran.errors), key=lambda error: isinstance(error, TransportError)):
