@@ -42,9 +42,10 @@ class FaultKind(NamedTuple):
 EXACT: Final = "exact"
 REFUSED: Final = "refused, because "
 _LATE = "approximate"
-_NO_EXEC = REFUSED + "exec reads no faults"
-_OF_LINKS = (EXACT, EXACT, _LATE, _NO_EXEC)
-_OF_NETEM = (EXACT, EXACT, f"{_LATE}, engine netem only", _NO_EXEC)
+_NO_EXEC = REFUSED + "exec has faults of links only"
+_EXEC = f"{EXACT}; {_LATE} on the real clock"
+_OF_LINKS = (EXACT, EXACT, _LATE, _EXEC)
+_OF_NETEM = (EXACT, EXACT, f"{_LATE}, engine netem only", f"{_EXEC}, engine netem only")
 _OF_NODES = (EXACT, _LATE, _NO_EXEC)
 _OF_GUESTS = (
     REFUSED + "one process plays all nodes",

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 from pydantic import JsonValue
 
-from testbed import profiles, results, units, vm
+from testbed import faults, profiles, results, units, vm
 from testbed.commands.console import (
     EngineFlag,
     SiteFlag,
@@ -37,6 +38,7 @@ from testbed.spec import Topology, link_names
 
 if TYPE_CHECKING:
     from testbed.exec.order import ExecOrder, ExecResult
+    from testbed.net.lab import LabSpec
     from testbed.records import Certificate
 
 _PROGRAM = "testbed.exec.inside"
@@ -67,6 +69,10 @@ def execute(
     step_pattern: Annotated[
         str | None, typer.Option(help="Regular expression of the output lines that end a step.")
     ] = None,
+    fault: Annotated[
+        list[str],
+        typer.Option(metavar="ROW", help='Fault of links, as in docs/faults.md: \'at="9s", for="2s", outage=true\'.'),
+    ] = [],  # noqa: B006
     env: Annotated[list[str], typer.Option("--env", metavar="NAME=VALUE", help="Set a variable in every node.")] = [],  # noqa: B006
     memory: Annotated[str, typer.Option(help="Memory of the guest, on the virtual clock.")] = "4G",
     share: Annotated[
@@ -126,6 +132,7 @@ def execute(
         engine=chosen,
         engine_reason=reason,
     )
+    lab = _with_faults(lab, fault)
     warn_of_buffers([(lab.topology, lab.distinct)])
     last, variables = _ends_with(ends_with, count), _environment(env)
     folder = _folder(output)
@@ -195,6 +202,25 @@ def _commands(
         except ValueError as error:
             raise SpecError(f"{per_node}: cannot split the command of node {node}, {line!r}: {error}") from None
     return count, commands
+
+
+def _with_faults(lab: LabSpec, rows: Sequence[str]) -> LabSpec:
+    """Return a lab whose links have the faults of --fault. SpecError or UnknownNameError for one that cannot be."""
+    from testbed.net.lab_plan import profiles_of_links
+
+    names = link_names(lab.topology, lab.nodes, lab.sites)
+    links = dict(zip(names, profiles_of_links(lab.profiles, lab.topology, lab.nodes, lab.sites), strict=True))
+    try:
+        stated = faults.read_faults([tomllib.loads(f"row = {{ {row} }}")["row"] for row in rows], links, "exec") or ()
+        faults.check_faults(stated, links, lab.nodes)
+    except ValueError as error:
+        raise SpecError(f"--fault: {error}") from None
+    on_links = tuple(fault for fault in stated if isinstance(fault, faults.LinkFault))
+    worse = [faults.with_faults(profile, name, on_links) for name, profile in links.items()]
+    count = len(worse) - len(lab.sites or ())
+    sites = zip(lab.sites or (), worse[count:], strict=True)
+    joined = tuple(site.model_copy(update={"profile": profile}) for site, profile in sites) or None
+    return lab.model_copy(update={"profiles": tuple(worse[:count]), "sites": joined}) if stated else lab
 
 
 def _check_pattern(pattern: str | None) -> None:

@@ -192,6 +192,40 @@ def test_a_program_that_wants_a_terminal_is_told_why_there_is_none(tmp_path: Pat
     assert "have no terminal" in done.stdout
 
 
+LOSSES = """
+import os, socket, time
+me, addresses = int(os.environ["TESTBED_NODE"]), os.environ["TESTBED_ADDRESSES"].split(",")
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.bind((addresses[me], 5000))
+    sock.settimeout(3)
+    if me == 0:
+        time.sleep(0.5)
+        for number in range(40):
+            sock.sendto(str(number).encode(), (addresses[1], 5000))
+            time.sleep(0.1)
+    else:
+        got = set()
+        while 39 not in got:
+            got.add(int(sock.recv(100)))
+        print("lost", *sorted(set(range(40)) - got))
+"""
+
+
+@pytest.mark.clock_kernel
+def test_an_outage_takes_a_programs_packets_while_it_lasts_and_the_same_in_two_boots(tmp_path: Path) -> None:
+    flags = ("--profile", "link(10Mbit, 10ms)", "--fault", 'at="2s", for="1s", outage=true, link=0, way="up"')
+    said = []
+    for number in range(2):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "losses.py").write_text(LOSSES)
+        done, _ = run(folder, (*VIRTUAL, *flags), "python", "losses.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+        said += re.findall(r"lost (.*)", done.stdout)
+    assert said[0] == said[1]
+    lost = [int(number) for number in said[0].split()]
+    assert lost == list(range(lost[0], lost[0] + 10))
+
+
 @pytest.mark.root
 def test_the_job_is_over_when_the_clients_are(tmp_path: Path) -> None:
     (tmp_path / "commands").write_text("0: sleep 1000\n*: echo done\n")
@@ -270,6 +304,10 @@ def wait_until(condition: object) -> None:
         (["--time-limit", "nan", "--", "true"], "above 0"),
         (["--host-limit", "inf", "--", "true"], "above 0"),
         (["--env", "NAME", "--", "true"], "NAME=VALUE"),
+        (["--fault", 'at="1s', "--", "true"], "Unterminated string"),
+        (["--fault", 'at="1s", outage=true', "--", "true"], "lacks 'for'"),
+        (["--fault", 'node=1, at="1s", kill=true', "--", "true"], "exec has faults of links only"),
+        (["--fault", 'at="1s", for="1s", rate="1Gbit"', "--", "true"], "no worse than node-0 up"),
         (["--check", "nowhere.json", "--", "true"], "make one with --save"),
         (["--per-node", "nowhere", "--", "true"], "one of them"),
     ],
