@@ -143,6 +143,18 @@ def test_a_live_node_is_stopped_or_slow_as_a_played_one_and_a_killed_one_is_name
     assert ours == pytest.approx(theirs, rel=0.01)
 
 
+def test_a_damaged_message_ends_a_live_run_at_the_same_nanosecond_in_two_boots(tmp_path: Path) -> None:
+    damaged, ended = '{ node = 1, at = "1.9s", frame = "damaged" }', list[Run]()
+    for name, loops in (("once", 0), ("beside loops", 2)):
+        with busy(loops):
+            assert not sweep_faults(tmp_path / name, "live", [damaged], ["consumer-80mbps"], status=1)
+        ended += results.runs(tmp_path / name / "results" / name)
+    assert "is damaged: its CRC does not match" in known(known(ended[0].summary).error)
+    assert known(ended[0].summary).error == known(ended[1].summary).error
+    assert ended[0].all_steps() == ended[1].all_steps()
+    assert 10 < len(ended[0].steps(0)) < 40
+
+
 def test_a_node_is_stopped_or_slow_from_the_stated_time_on_and_no_longer(tmp_path: Path, kernel: GuestKernel) -> None:
     """Nothing differs before; then a stop costs its length and a part of a step, and slow work its factor."""
     trace = pipeline_trace(
