@@ -338,13 +338,19 @@ class Live:
 
     def _rest(self, pause: PlacePause, lane: _Lane) -> None:
         """Save a checkpoint with all other places, if one is due, once nothing is on the way any more. It belongs to no
-        step: the next one begins when all have saved theirs.
+        step: the next one begins when all have saved theirs. SpecError where they pause before different steps.
         """
         if not pause.due(lane.step):
             return
         results = [(key, future.result()[0]) for key, future in self._forked.items()]
         pause.begin(lane.step)
-        sent = self._gather.exchange({str(peer): connection.sent_count for peer, connection in self._peers.items()})
+        counts = {str(peer): connection.sent_count for peer, connection in self._peers.items()}
+        sent = self._gather.exchange({"step": lane.step, **counts})
+        if steps := {each["step"] for each in sent} - {lane.step}:
+            raise SpecError(
+                f"cannot pause all places for a checkpoint: place {self._place} pauses before step {lane.step}, others "
+                f"before {min(steps)}; remove training.checkpoint_every"
+            )
         mail = [
             (peer, arrival.key, arrival.payload, arrival.note)
             for peer, connection in self._peers.items()

@@ -19,6 +19,7 @@ from testbed.nodes.boundary import Boundary
 from testbed.nodes.bucket import Bucket
 from testbed.results import checkpoint_steps, newest_checkpoint
 from testbed.spec import Cell, Measured, recipe_of
+from testbed.training.checkpoints import PlaceCheckpoints
 from testbed.training.kinds import KindTraining, Training
 from tests.jobs.recording import job_recipe
 from tests.jobs.test_context import recipe as context_recipe
@@ -144,6 +145,15 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"cannot resume from .*checkpoint-4"):
         run(kind, tmp_path, 4)
     assert newest_checkpoint(tmp_path, recipe_of(kind.cell)) == 2
+
+
+def test_places_that_do_not_pause_before_the_same_step_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    due = PlaceCheckpoints.due
+    monkeypatch.setattr(PlaceCheckpoints, "due", lambda kept, step: due(kept, step + kept._job.place % 2))
+    with pytest.raises(SpecError, match=r"place \d pauses before step \d, others before \d"):
+        run(replicas("all-to-all", "ef(int1)", staleness=2), tmp_path)
 
 
 def test_a_node_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
