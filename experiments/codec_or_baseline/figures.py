@@ -5,6 +5,7 @@ python experiments/codec_or_baseline/figures.py [--output FOLDER]
 model.py computes predictions.csv and shares.csv from tables.toml and published.csv; everything else reads those two.
 """
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,11 @@ def fits(folder: Path) -> Any:
 
 def sources(_: Path) -> str:
     """Return the list of sources with the conditions of their tables."""
-    return "\n".join(
+    words = (
         f"- **{table.name}** ({table.read}): {table.source}. {table.conditions}. Bytes: {table.bytes}."
         for table in model.tables().values()
     )
+    return "\n".join(textwrap.fill(each, 120, subsequent_indent="  ", break_on_hyphens=False) for each in words)
 
 
 def each_headline(folder: Path) -> Iterator[Facts]:
@@ -119,7 +121,8 @@ def gains(folder: Path, rates: Sequence[str] = ()) -> Facts:
     found = rows[rows.codec >= WORTH]
     names = [model.tables()[str(name)].name for name in found.index]
     facts = {"tables": len(rows), "half": len(rows) / 2, "worth": WORTH, "largest": rows.codec.max()}
-    return {"value": len(found), "names": "; ".join(names), **facts}
+    otherwise = int((rows.codec_otherwise >= WORTH).sum())
+    return {"value": len(found), "names": "; ".join(names), "otherwise": otherwise, **facts}
 
 
 def answer(folder: Path) -> str:
@@ -147,7 +150,7 @@ def draw_shares(folder: Path) -> Any:
         begin = 1.0
         for part, (_, colour) in PARTS.items():
             end = begin * row[part]
-            high = 0.62 if end >= begin else 0.22  # a factor below 1 leads back
+            high = 0.62 if end >= begin else 0.36  # a factor below 1 leads back
             axes.barh(place, end - begin, high, begin, color=colour, zorder=2 if end >= begin else 3)
             begin = end
         for colour, dash, width in ((style.PAPER, "-", 2.4), (style.INK, ":", 1.0)):
