@@ -28,6 +28,8 @@ RATE = "optimiser.learning_rate"
 RATIOS = (4, 8, 16, 32, 64)
 TUNED_RATIO = 8
 """The ratio at which the constraint is removed, and other codecs send as many bytes."""
+LOOKS = 3
+"""At three seeds, at five, and at these without the one that chose the rates."""
 SAME_LOSS = 0.01
 """Share of bf16's loss: the most that "no degradation" may mean."""
 TRAINING_S = 13.7
@@ -81,7 +83,7 @@ def losses(rows: Any, codec: str) -> Mapping[int, float]:
 def above(rows: Any, codec: str, base: str = BASELINE, share: float = SAME_LOSS) -> Judgement | None:
     """Judge whether a codec's loss is at most a share of bf16's loss above another's; None if either was not run."""
     sides = [losses(rows, each) for each in (codec, base)]
-    return judge("loss", *sides, share * _loss(rows)) if all(sides) else None
+    return judge("loss", *sides, share * _loss(rows), looks=LOOKS) if all(sides) else None
 
 
 def _loss(rows: Any) -> float:
@@ -232,7 +234,7 @@ def _title(rows: Any) -> str:
 
 def _foot(rows: Any) -> str:
     counted = f"{len(losses(rows, BASELINE))} seeds, without the one that chose the rates"
-    return f"Means of {counted}, with 95 % intervals of their differences from bf16."
+    return f"Means of {counted}, with 98.3 % intervals (the last of {LOOKS} looks) of their differences from bf16."
 
 
 # ---------------------------------------------------------------------- README

@@ -31,7 +31,8 @@ other than ours is judged
     with grade A or B         like ours, if it is measured in the source's own measure and, with grade B, at a stated
                               part of its scale; otherwise it is *not comparable*
 
-`near` has one tolerance for every published number, in both directions.
+`near` has one tolerance for every published number, in both directions. If seeds were added after a first look at the
+data, the row states the number of `looks`, which share the interval's 5 %.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class ClaimRow(Frozen):
     scale: str = ""
     measure: str = ""
     """What is measured or assumed here in place of the claim's own measure or conditions: not comparable."""
+    looks: int = 1
+    """How often this verdict was sought at growing data; a judgement must have as many."""
     confounded: str = ""
     """What prevents a verdict whatever the interval says: not resolved."""
     why: str
@@ -158,6 +161,8 @@ def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterato
         judgement: Judgement | None = facts.get("judgement")
         ends: tuple[float | None, float | None] = (None, None)
         if judgement is not None:
+            if judgement.looks != row.looks and not judgement.exact:
+                raise SpecError(f"the claim {row.claim!r} has looks = {row.looks}, its judgement {judgement.looks}")
             ends = judgement.interval or ends
             facts = {"value": judgement.value, "interval": experiments.interval_words(judgement), **facts}
         elif "low" not in facts:

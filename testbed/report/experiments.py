@@ -148,7 +148,7 @@ def interval_words(judgement: Judgement) -> str:
     if judgement.interval is None or judgement.exact:
         return judgement.interval_words
     form = "{:+.3f} to {:+.3f}".format(*judgement.interval) if judgement.measure == "loss" else judgement.interval_words
-    return f"{form}, 95 %, {judgement.n} seeds"
+    return f"{form}, {judgement.confidence_words}, {judgement.n} seeds"
 
 
 def ends_words(estimate: Estimate, form: str = "{:.2f}", otherwise: str = "one seed") -> str:
