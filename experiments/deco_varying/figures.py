@@ -23,6 +23,8 @@ from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent, span
 
 HERE = Path(__file__).resolve().parent
+TARGET = 2.5
+"""Nats, as in train.py."""
 DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
 CHOOSERS = (DECO, KNOWS, ORACLE)
 COLOURS = {DECO: "#d55e00", KNOWS: "#e69f00", ORACLE: style.INK}
@@ -248,7 +250,7 @@ def sooner(folder: Path, ours: str, base: str = "") -> Iterator[Facts]:
         other = base or found.best_static(network)
         if found.steps[network, ours] and found.steps[network, other]:
             judged = against(found, network, ours, other, 1.0)
-            about = {"network": network, "other": other, "shown": _why(judged)}
+            about = {"network": network, "other": other, "shown": _why(judged), "loss": TARGET}
             yield {"judgement": judged, **about}
 
 

@@ -19,6 +19,8 @@ have a special meaning:
 
 value, low, high   the measured value and the ends of its interval; without ends it is exact
 interval           the interval as text; default: "exact", or the interval of `judgement`
+loss               the loss at which a claim is judged: marked if it is near a floor of the text, or above one; `text`
+                   names the part of the experiment in floors.csv
 judgement          a `Judgement`, which supplies value, low, high and interval
 Any fact can also serve as a bound, or for `holds_if`.
 
@@ -47,7 +49,7 @@ from pydantic import Field, ValidationError, model_validator
 from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain, read_toml
 from testbed.metrics.verdicts import Judgement
-from testbed.report import experiments, predicted
+from testbed.report import experiments, floors, predicted
 from testbed.report.claims import EXACT, Claim, Grade, Verdict
 
 FILE = "claims.toml"
@@ -145,7 +147,7 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
         where = f"{path}, claim {number}"
         try:
             row = ClaimRow.model_validate(shared | table)
-            made += [_claim(row, facts, where) for facts in facts_of(row, program, folder)]
+            made += [_claim(row, facts, where, path.parent) for facts in facts_of(row, program, folder)]
         except ValidationError as error:
             raise explain(error, ClaimRow, where) from None
     return made
@@ -177,13 +179,14 @@ class _Words(string.Formatter):
         return f"{text[:-1]} %" if format_spec.endswith("%") else text
 
 
-def _claim(row: ClaimRow, facts: Facts, where: str) -> Claim:
+def _claim(row: ClaimRow, facts: Facts, where: str, home: Path) -> Claim:
     names = ("claim", "source", "published", "ours", "interval", "scale", "why", "measure", "confounded")
     try:
         said = {name: _Words().vformat(getattr(row, name), (), facts) for name in names}
         verdict, unlike = row.decided(facts, said["measure"]), row.unlike(said.pop("measure"))
         before = [words for words in (unlike and f"here: {unlike}", said.pop("confounded")) if words]
-        said["why"] = "; ".join([*before, said["why"]])
+        after = [floors.floor_mark(home, facts["loss"], facts.get("text", ""))] if facts.get("loss") else []
+        said["why"] = "; ".join(filter(None, [*before, said["why"], *after]))
         return Claim(**said, grade=row.grade, verdict=verdict, command=row.command)
     except (KeyError, AttributeError, IndexError, TypeError) as error:
         raise SpecError(f"{where}, names an unknown fact: {error!r}; known: {', '.join(facts)}") from error
