@@ -13,7 +13,7 @@ import numpy as np
 
 from testbed import csv_rows, paths
 from testbed.spec import TextSpec
-from testbed.workloads import characters, floor, prepare
+from testbed.workloads import characters, floor, prepare, windows
 
 HERE = Path(__file__).resolve().parent
 CHARACTERS = ("sites", "local_steps_or_codec", "deco_varying")
@@ -53,10 +53,19 @@ def of_text(experiment: str, text: str, model: str, length: int, batch: int, bat
     return Row(experiment, text, *both)
 
 
+def of_characters() -> list[float]:
+    """Return the floors of the text of single characters, over the validation sequences of `characters`."""
+    text, length, vocabulary = characters.characters(), characters.SEQUENCE, characters.VOCABULARY
+    starts = windows.cut_windows(len(text), length).train
+    train, tested = text[starts[:, None] + np.arange(length + 1)], characters.validation().numpy()
+    counts = np.bincount(train[:, 1:].ravel(), minlength=vocabulary) + 1.0
+    unigram = float(-np.log(counts / counts.sum())[tested[:, 1:]].mean())
+    return [round(value, 4) for value in (unigram, floor.of_pairs(train, tested, vocabulary))]
+
+
 def rows() -> list[Row]:
     """Return the rows of floors.csv."""
-    of_characters = [round(value, 4) for value in characters.floors()]
-    made = [Row(name, "bundled, characters", *of_characters) for name in CHARACTERS]
+    made = [Row(name, "bundled, characters", *of_characters()) for name in CHARACTERS]
     return sorted([*made, *(of_text(name, *text) for name, text in [*TEXTS.items(), RANDOM])])
 
 

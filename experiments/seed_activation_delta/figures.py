@@ -278,7 +278,7 @@ def loss_figure(folder: Path) -> Figure:
     words = LOSS_WORDS.format(
         seeds=runs.seed.nunique(),
         model=runs.model.iloc[0],
-        floors=floors.floor_words(HERE),
+        floors=", ".join(f"{name} {floor:.2f}" for name, floor in floors.floors_of(HERE).items()),
         fp32="fp32's: "
         + ", ".join(f"{base[column].mean()[batches]:.3f} nats ({title})" for batches, column, title in panels_of),
     )

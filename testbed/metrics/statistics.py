@@ -182,7 +182,7 @@ def difference(ours: Mapping[Any, float], base: Mapping[Any, float], what: str =
     estimate = of_differences(differences, what, looks)
     error = None if len(common) < 2 else float(np.std(differences, ddof=1)) / math.sqrt(len(common))
     rule = f"{estimate.rule} of paired differences" if error is not None else estimate.rule
-    rule += f", one of {looks} looks" if looks > 1 else ""
+    rule += f", one of {looks} looks" * (looks > 1)
     return Difference(estimate._replace(rule=rule), True, error, len(common) - 1, looks)
 
 

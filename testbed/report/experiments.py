@@ -199,9 +199,8 @@ def loss_facts(
     """
     if judgement is None:
         return None
-    shown = shown_words(judgement, loss, seed_s, size)
-    facts = {"judgement": judgement, "bound": judgement.effect, "part": judgement.value / loss, "shown": shown}
-    return {**facts, "loss": loss, **more}
+    facts = {"judgement": judgement, "bound": judgement.effect, "part": judgement.value / loss, "loss": loss}
+    return {**facts, "shown": shown_words(judgement, loss, seed_s, size), **more}
 
 
 def ratio_facts(found: IntervalEstimate, least: float = 1.0, why: str = "", seed_s: float = 0.0) -> dict[str, Any]:

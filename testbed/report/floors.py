@@ -25,20 +25,17 @@ def floors_of(home: Path, part: str = "") -> Mapping[str, float]:
     if not (home.parent / FILE).is_file():
         return {}
     rows = pandas.read_csv(home.parent / FILE).set_index("experiment")
-    name = f"{home.name}, {part}" if part else home.name
-    whose = rows[rows.index == name]
+    whose = rows[rows.index == (f"{home.name}, {part}" if part else home.name)]
     return {f"{which} floor": float(whose[f"{which}_floor"].iloc[0]) for which in ("unigram", "bigram") if len(whose)}
 
 
-def draw_floors(
-    axes: Axes, home: Path, less: float = 0.0, part: str = "", corner: tuple[float, float] = (1, 0), label: float = 0
-) -> None:
+def draw_floors(axes: Axes, home: Path, less: float = 0.0, corner: tuple[int, int] = (1, 0), label: float = 0) -> None:
     """Draw the floors as lines where they lie within an axis of losses or near it, and state others in a corner.
 
     `less`: the loss from which the axis shows differences. `label`: the share of the width at which lines are named.
     """
     far = []
-    for name, floor in floors_of(home, part).items():
+    for name, floor in floors_of(home).items():
         low, high = axes.get_ylim()
         at, near = floor - less, _NEAR * (high - low)
         if low - near <= at <= high + near:
@@ -47,14 +44,9 @@ def draw_floors(
         else:
             far.append(f"{name} {floor:.2f}" if not less else f"{name} at {at:+.2f}")
     if far:
-        sides = {"ha": "right" if corner[0] == 1 else "left", "va": "bottom" if corner[1] == 0 else "top"}
-        shift = (3 - 6 * corner[0], 3 - 6 * corner[1])
-        note(axes, "; ".join(far), corner, shift, xycoords="axes fraction", size=7.2, color=MUTED, **sides)
-
-
-def floor_words(home: Path, part: str = "") -> str:
-    """Return the floors as a sentence's part: 'unigram floor 6.61, bigram floor 4.66'."""
-    return ", ".join(f"{name} {floor:.2f}" for name, floor in floors_of(home, part).items())
+        (x, y), how = corner, {"xycoords": "axes fraction", "size": 7.2, "color": MUTED}
+        sides = {"ha": "right" if x else "left", "va": "top" if y else "bottom"}
+        note(axes, "; ".join(far), corner, (3 - 6 * x, 3 - 6 * y), **how, **sides)
 
 
 def floor_mark(home: Path, loss: float, part: str = "") -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -53,27 +53,24 @@ class Grid:
     """By codec, most bytes first, on a tie the faster one first: (delays, rates), NaN without a reliable run. The
     baseline sends most."""
     baseline: str = BASELINE
-    slowed: npt.NDArray[np.bool_] | None = None
+    slowed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 1), dtype=bool))
     """Where the baseline's step takes longer than its ideal by more than `_SLOWED` allows."""
 
     def speed_up(self, codec: str) -> Matrix:
         """Return the speed-up of a codec over the baseline. ResultsError without a run of the baseline."""
         if self.baseline not in self.step_s:
             raise ResultsError(f"device {self.device}: there is no run of the baseline {self.baseline}; add one")
-        gains: Matrix = self.step_s[self.baseline] / self.step_s[codec]
-        return gains
+        return np.asarray(self.step_s[self.baseline] / self.step_s[codec])
 
     @property
     def best_s(self) -> Matrix:
         """The shortest step time of any codec; NaN if any codec's is missing, which might be the best."""
-        best: Matrix = np.min(list(self.step_s.values()), axis=0)
-        return best
+        return np.asarray(np.min(list(self.step_s.values()), axis=0))
 
     @property
     def gain(self) -> Matrix:
         """The speed-up of the fastest codec over the baseline."""
-        gains: Matrix = self.step_s[self.baseline] / self.best_s
-        return gains
+        return np.asarray(self.step_s[self.baseline] / self.best_s)
 
     def mildest(self) -> npt.NDArray[np.int64]:
         """Return the index in `step_s` of the codec with the most bits among those within MILDEST_WITHIN of the
@@ -121,9 +118,9 @@ def _grid(device: str, cells: Any, baseline: str) -> Grid:
         own = times[(times.codec == codec) & times.certified]
         table = own.pivot_table(index="delay", columns="rate", values="step_s", aggfunc="mean", dropna=False)
         step_s[str(codec)] = table.reindex(index=delays, columns=rates).to_numpy(np.float64)
-    own = times[times.codec == baseline]
-    own = own.assign(slowed=own.ideal_step_s / own.step_s).pivot_table(index="delay", columns="rate", values="slowed")
-    slowed = own.reindex(index=delays, columns=rates).to_numpy(np.float64) < _SLOWED
+    own = times[times.codec == baseline].assign(efficiency=times.ideal_step_s / times.step_s)
+    table = own.pivot_table(index="delay", columns="rate", values="efficiency", aggfunc="mean", dropna=False)
+    slowed = table.reindex(index=delays, columns=rates).to_numpy(np.float64) < _SLOWED
     return Grid(device, tuple(rates), tuple(delays), step_s, baseline, slowed)
 
 
@@ -159,14 +156,13 @@ def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
     codecs = _codecs(made)
     names = [np.array([*grid.step_s, ""])[grid.mildest()] for grid in made]
     every = looks(codecs)
+    shown = {name for chosen in names for name in chosen.ravel()}
     legend: list[Handle] = [
-        Patch(facecolor=every[codec].colour, label=labelled(codec))
-        for codec in codecs
-        if any((chosen == codec).any() for chosen in names)
+        Patch(facecolor=every[codec].colour, label=labelled(codec)) for codec in codecs if codec in shown
     ]
-    if any((chosen == "").any() for chosen in names):
+    if "" in shown:
         legend.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch="///", label="a run is missing or not certified"))
-    if any(grid.slowed is not None and grid.slowed.any() for grid in made):
+    if any(grid.slowed.any() for grid in made):
         legend.append(Line2D([], [], ls="none", label="*: TCP slows the baseline, not the rate"))
     figure, panels = _panels(made, title, legend, settings)
     colours = ListedColormap([every[codec].colour for codec in codecs])
@@ -178,10 +174,10 @@ def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
         _hatch(axes, numbers < 0)
         gains = _chosen_gain(grid, grid.mildest())
         for row, column in np.argwhere(numbers >= 0):
-            star = "*" if grid.slowed is not None and grid.slowed[row, column] else ""
+            words = _gain(float(gains[row, column])) + "*" * int(grid.slowed[row, column])
             if (codec := chosen[row, column]) != grid.baseline:
                 how = {**_CENTRED, "size": 6.6, "color": _readable_on(every[codec].colour)}
-                axes.text(column + 0.5, row + 0.36, _gain(float(gains[row, column])) + star, **how)
+                axes.text(column + 0.5, row + 0.36, words, **how)
         for row, begin, end, number in _regions(numbers):
             name = codecs[number]
             if (end - begin) * _cell_inches(figure, axes, len(grid.rates_bps)) > 0.065 * len(name):
@@ -223,10 +219,8 @@ def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
         for at, shift, side in ((order[0], -11, "right"), (order[-1], 4, "left")):
             look = every[codecs[at]]
             axes.plot(x, limits[at], color=look.colour, marker=look.marker, ms=4)
-            beside = min(1, len(x) - 1)
-            canvas.note(
-                axes, codecs[at], (x[beside], limits[at][beside]), (0, shift), ha=side, size=7.5, color=look.colour
-            )
+            place = x[min(1, len(x) - 1)], limits[at][min(1, len(x) - 1)]
+            canvas.note(axes, codecs[at], place, (0, shift), ha=side, size=7.5, color=look.colour)
         axes.set(xscale="log", yscale="log", ylim=(rates[0] / 1.15, rates[-1] * 1.3))
         axes.set_title(f"{grid.device}, against {grid.baseline}")
         axes.set_xlabel("one-way delay of a link, ms")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from testbed.workloads import floor, windows
+from testbed.workloads import windows
 from testbed.workloads.sources import ASSETS
 from testbed.workloads.texts import BUNDLED
 
@@ -80,14 +80,6 @@ def validation() -> Tensor:
     """Return the validation sequences, (VALIDATION_SEQUENCES, SEQUENCE + 1) int64."""
     starts = _windows().validation
     return _at(starts[windows.shuffled(len(starts), "characters validation")[:VALIDATION_SEQUENCES]])
-
-
-def floors() -> tuple[float, float]:
-    """Return the unigram and the bigram floor of the validation sequences, in nats per character (`floor`)."""
-    train, tested = _at(_windows().train).numpy(), validation().numpy()
-    counts = np.bincount(train[:, 1:].ravel(), minlength=VOCABULARY) + 1.0
-    unigram = float(-np.log(counts / counts.sum())[tested[:, 1:]].mean())
-    return unigram, floor.of_pairs(train, tested, VOCABULARY)
 
 
 def _at(starts: windows.Starts) -> Tensor:

@@ -26,12 +26,17 @@ def unigram_floor(tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec, vocab
     of the sample. One is added to the count of each token (Laplace), so that a token that occurs only in validation has
     a non-zero probability. SpecError for a text that is too short.
     """
+    train, tested = _parts(tokens, spec)
+    counts = _counts(tokens, train, spec.sequence_length, vocabulary) + 1.0
+    seen = _counts(tokens, tested, spec.sequence_length, vocabulary)
+    return float(-(seen @ np.log(counts / counts.sum())) / seen.sum())
+
+
+def _parts(tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec) -> windows.Windows:
     windows.check_text_for(spec, len(tokens))
     cut = windows.cut_windows(len(tokens), spec.sequence_length)
     order = windows.shuffled(len(cut.validation), "validation")[: spec.batch_size * spec.validation_batches]
-    counts = _counts(tokens, cut.train, spec.sequence_length, vocabulary) + 1.0
-    seen = _counts(tokens, cut.validation[order], spec.sequence_length, vocabulary)
-    return float(-(seen @ np.log(counts / counts.sum())) / seen.sum())
+    return windows.Windows(cut.train, cut.validation[order])
 
 
 def _counts(
@@ -49,12 +54,8 @@ def bigram_floor(tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec, vocabu
     """Return the bigram floor in nats per token: the cross-entropy of the validation targets given the token before
     each (`of_pairs`), with the same two parts of the text as `unigram_floor`. SpecError as there.
     """
-    windows.check_text_for(spec, len(tokens))
-    cut = windows.cut_windows(len(tokens), spec.sequence_length)
-    order = windows.shuffled(len(cut.validation), "validation")[: spec.batch_size * spec.validation_batches]
-    train, tested = (
-        tokens[starts[:, None] + np.arange(spec.sequence_length + 1)] for starts in (cut.train, cut.validation[order])
-    )
+    inside = np.arange(spec.sequence_length + 1)
+    train, tested = (tokens[starts[:, None] + inside] for starts in _parts(tokens, spec))
     return of_pairs(train, tested, vocabulary)
 
 
@@ -64,9 +65,8 @@ def of_pairs(train: npt.NDArray[np.unsignedinteger], tested: npt.NDArray[np.unsi
     Smoothing is Witten and Bell's (1991): after a token with n occurrences and k different followers, a follower seen c
     times has the probability (c + k p) / (n + k), where p is its unigram probability, with one added to each count.
     """
-    (before, after), (given, asked) = (
-        (part[:, :-1].ravel().astype(np.int64), part[:, 1:].ravel().astype(np.int64)) for part in (train, tested)
-    )
+    before, given = (part[:, :-1].ravel().astype(np.int64) for part in (train, tested))
+    after, asked = (part[:, 1:].ravel().astype(np.int64) for part in (train, tested))
     unigram = (np.bincount(after, minlength=vocabulary) + 1.0) / (len(after) + vocabulary)
     known, counts = np.unique(before * vocabulary + after, return_counts=True)
     occurrences = np.bincount(before, minlength=vocabulary)[given]
