@@ -133,6 +133,9 @@ class CompareSpec(Frozen):
     """Target loss, stated in advance: a loss taken from the results of an arm would favour it."""
     claims: tuple[ClaimSpec, ...] = ()
     """Comparisons with their own thresholds."""
+    looks: Annotated[int, Field(ge=1)] = 1
+    """How often verdicts are sought at growing data: 2 if seeds are added where a first look left claims open. Each
+    look has its share of the 5 %. State it before the first look."""
 
     @model_validator(mode="after")
     def _target_stated(self) -> CompareSpec:

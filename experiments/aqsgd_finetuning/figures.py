@@ -17,9 +17,10 @@ import pandas as pd
 
 from testbed.codecs.catalogue.placement import canonical_text
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiment_tables, experiments, plots, predicted, publishing, style
+from testbed.report import experiment_tables, experiments, floors, plots, predicted, publishing, style
 from testbed.report.claim_rows import Facts
 
+HERE = Path(__file__).resolve().parent
 PASSES = "passes.csv"
 BASELINES = {"fp32": 32, "bf16": 16}
 """Forward bits of each arm."""
@@ -46,6 +47,8 @@ MEASURES = {
 }
 BOUND = 0.02
 """Nats above fp32 that count as a worse loss; [compare] states it before any run."""
+LOOKS = 2
+"""At three seeds, and at five where a bound was near."""
 BEST = "each at its best rate"
 TRAINING_S = 15.9
 """Seconds of one core for one training of 48 steps: measured on 2026-11-23."""
@@ -98,7 +101,7 @@ def against(
 ) -> Judgement | None:
     """Judge whether an arm's loss is at most `bound` nats above another's; None if either was not run."""
     a, b = losses(frame, method, bits, column), losses(frame, *base, column)
-    return judge("loss", a, b, bound) if a.keys() & b.keys() else None
+    return judge("loss", a, b, bound, looks=LOOKS) if a.keys() & b.keys() else None
 
 
 def at_one_rate(frame: Any) -> Any:
@@ -200,7 +203,7 @@ def less(
         rows = frame if way == BEST else at_one_rate(frame)
         found = against(rows, method, width, (than, BASELINES.get(than, width)), bound=bound)
         if found is not None:
-            facts = {"bits": width, "way": way, "shown": _shown(found, bound)}
+            facts = {"bits": width, "way": way, "shown": _shown(found, bound), "loss": _fp32(rows)}
             yield {"judgement": found, **facts, "beside": _beside(rows, method, width)}
 
 
@@ -267,8 +270,9 @@ def loss_figure(folder: Path) -> Any:
             plots.estimates(right, points, *look, hollow=hollow, width=0.8 if hollow else 1.6)
     right.axhline(0, color=grey, lw=1.2)
     plots.level(right, BOUND, f"{BOUND}: counts as worse")
+    floors.draw_floors(right, HERE, _fp32(frame))
     right.set_xticks(list(WIDTHS), [f"{bits} and {back}" for bits, back in WIDTHS.items()])
-    title = f"Validation, each arm at its best rate (hollow: at {rate:g})"
+    title = f"Validation, best rates (hollow: {rate:g})"
     right.set(xlabel="bits forward and backward", ylabel="nats above fp32", xlim=(1.6, 4.4), title=title)
     plots.finish(figure, _finding(frame), left)
     return figure
@@ -282,6 +286,10 @@ def _behind(folder: Path, rate: float) -> Any:
     rows = passes[[ARMS.get(codec, ("", 0))[1] == min(WIDTHS) for codec in passes.codec]]
     behind = rows.loss - base.reindex(pd.MultiIndex.from_frame(rows[["seed", "pass"]])).to_numpy()
     return rows.assign(method=[ARMS[codec][0] for codec in rows.codec], behind=behind)
+
+
+def _fp32(frame: Any) -> float:
+    return experiments.mean_of(losses(frame, "fp32", 32, "validation_loss"))
 
 
 def _two_bits(frame: Any) -> dict[str, Judgement]:

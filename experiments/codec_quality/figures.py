@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.codecs.catalogue import placement
-from testbed.report import experiment_tables, experiment_verdicts, experiments, plots, publishing, style
+from testbed.report import experiment_tables, experiment_verdicts, experiments, floors, plots, publishing, style
 from testbed.report.labels import Mark, label_marks
 from testbed.results import TuningRecord, last_tuning
 
+HERE = Path(__file__).resolve().parent
 RUN = experiments.RUN
 BASELINE = "fp32"
 LOSSES = {"loss": "validation_loss", "plain": "uncompressed_loss"}
@@ -172,6 +173,7 @@ def draw(folder: Path) -> Figure:
     axes.set(xscale="log", xlabel="payload, bits per value, both directions")
     axes.set(xlim=(0.9, 24), ylabel="validation loss vs fp32, nats per token")
     plots.ticks(axes.xaxis, (1, 2, 4, 8, 16))
+    floors.draw_floors(axes, HERE, (arms.loss - arms.loss_less_fp32).mean())
     worse = arms.loss_less_fp32_low > 0
     words = f"{worse[low].sum()} of {low.sum()} codecs below {FEW} bits, {worse[~low].sum()} of {(~low).sum()} others"
     style.state(figure, f"Above fp32 with every seed: {words}")

@@ -32,6 +32,8 @@ COLOURS = {
 }
 WATCHED = ("1-bit", "open loop 1-bit", "residual 1-bit")
 """Of errors.csv."""
+LOOKS = 2
+"""At three seeds of 24 images, and at five of 128."""
 FLUX = "FLUX.1-dev"
 NOT_COMPUTED = pandas.DataFrame({"setting": [f"{FLUX} was not computed"]})
 FLUX_QUALITY = ("one worker", "fp16", "residual 2-bit")
@@ -69,7 +71,7 @@ def times_smaller(frame: Any, better: str, worse: str, column: str) -> Judgement
     ours, base = (experiments.by_seed(frame, column, arm=arm) for arm in (better, worse))
     if len(ours) < 2 or ours.keys() != base.keys() or min(*ours.values(), *base.values()) <= 0:
         return None
-    return judge("speed_up", ours, base, 1.0)
+    return judge("speed_up", ours, base, 1.0, looks=LOOKS)
 
 
 def seed_s() -> float:
@@ -97,7 +99,7 @@ def closer(
                 "steps": frame.steps.iloc[0],
                 "said": said,
                 "smaller": smaller,
-                "interval": f"{ends}, 95 %, {found.n} seeds",
+                "interval": f"{ends}, {found.confidence_words}, {found.n} seeds",
                 "error": [mean(frame, arm, column) for arm in (better, worse)],
                 "mb": [mean(frame, arm, "sent_bytes") / 1e6 for arm in (better, worse)],
                 "open": experiments.open_words("", found, seed_s(), said[1] / said[0] if said else None),

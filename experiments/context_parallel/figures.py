@@ -14,12 +14,13 @@ import pandas as pd
 from testbed import results
 from testbed.jobs.kind import kind_of
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, plots, publishing, style
+from testbed.report import experiments, floors, plots, publishing, style
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
 from testbed.spec import recipe_of
 from testbed.sweep.trainings import final_loss, trained_folder
 
+HERE = Path(__file__).resolve().parent
 RUNS, SCALE = "runs.csv", "scale.csv"
 BASE, LEARNED, CHAIN = "fp32", "learned subspace, bf16", "fp32, chain"
 SLOW = "link-300Mbit-10ms"
@@ -93,11 +94,12 @@ def _judged(frame: Any, arm: str, base: str = BASE, bound: float = NOTHING) -> J
 def above(folder: Path, arms: Sequence[str], base: str = BASE, bound: float = NOTHING) -> Iterator[Facts]:
     """Yield, for the arms that were run, the loss above the base's and the reduction of bytes vs fp32."""
     frame = pd.read_csv(folder / RUNS)
+    loss = frame[frame.arm == base].validation_loss.mean()
     for arm in arms if base in set(frame.arm) else ():
         if arm in set(frame.arm):
             found = _judged(frame, arm, base, bound)
             less, still = 1 - _share(frame, arm), experiments.open_words("", found, SEED_S)
-            yield {"judgement": found, "arm": arm, "bound": bound, "less": less, "open": still}
+            yield {"judgement": found, "arm": arm, "bound": bound, "less": less, "open": still, "loss": loss}
 
 
 def allowed(folder: Path) -> Facts:
@@ -181,6 +183,7 @@ def draw(folder: Path) -> Any:
     left.axhline(0, color="0.4", lw=0.8)
     left.semilogx()
     left.set(xlabel="bytes of keys, values and gradients, % of fp32's", ylabel="validation loss above fp32's, nats")
+    floors.draw_floors(left, HERE, frame[frame.arm == BASE].validation_loss.mean())
     right.set_xticks(range(len(networks)), [_short(network).replace("-", "\n") for network in networks])
     right.set(ylabel="step, ms", ylim=(0, None))
     plots.finish(figure, "Fewer bytes of keys and values save little if round trips dominate", right, "lower center")

@@ -21,6 +21,8 @@ COLOURS = {RULE: "#0072b2", RELEASED: "#e69f00", INVERSE: "#d55e00"}
 GROUP = ["feedback", "skew", "mean_ratio"]
 LARGEST_GAIN = 1.25
 """Largest published speed-up: published.csv."""
+LOOKS = 2
+"""At five seeds, and at the ten or thirty that their spread asked for."""
 
 
 def seed_s() -> float:
@@ -42,7 +44,7 @@ def chosen(runs: Any, feedback: bool, skew: float, mean: float) -> Any:
 def against(runs: Any, arm: str, base: str = UNIFORM) -> Judgement | None:
     """Judge whether an arm's loss is at most another's in one setting; None if either was not run."""
     ours, theirs = (experiments.by_seed(runs, "loss", arm=each) for each in (arm, base))
-    return judge("loss", ours, theirs, 0.0) if ours and theirs else None
+    return judge("loss", ours, theirs, 0.0, looks=LOOKS) if ours and theirs else None
 
 
 def faster(runs: Any) -> Judgement | None:
@@ -53,7 +55,7 @@ def faster(runs: Any) -> Judgement | None:
     every = experiments.by_seed(runs, "loss", arm=UNIFORM)
     if not every or ours.keys() != every.keys() or base.keys() != every.keys():
         return None
-    return judge("speed_up", ours, base, 1.0)
+    return judge("speed_up", ours, base, 1.0, looks=LOOKS)
 
 
 def table(folder: Path) -> Any:

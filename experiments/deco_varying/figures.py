@@ -23,9 +23,12 @@ from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent, span
 
 HERE = Path(__file__).resolve().parent
+TARGET = 2.5
+"""Nats, as in train.py."""
 DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
 CHOOSERS = (DECO, KNOWS, ORACLE)
-COLOURS = {DECO: "#d55e00", KNOWS: "#e69f00", ORACLE: style.INK}
+COLOURS = {DECO: "#d55e00", KNOWS: "#cc79a7", ORACLE: style.INK}
+ESTIMATE = "#009e73"
 STATIC_COLOUR = "#0072b2"
 NEAR, EXACT = 0.02, 0.001
 """Largest relative deviation of a formula or of the played timeline; the same in the formula's own case; the rank
@@ -248,7 +251,7 @@ def sooner(folder: Path, ours: str, base: str = "") -> Iterator[Facts]:
         other = base or found.best_static(network)
         if found.steps[network, ours] and found.steps[network, other]:
             judged = against(found, network, ours, other, 1.0)
-            about = {"network": network, "other": other, "shown": _why(judged)}
+            about = {"network": network, "other": other, "shown": _why(judged), "loss": TARGET}
             yield {"judgement": judged, **about}
 
 
@@ -363,18 +366,20 @@ def draw_choices(folder: Path) -> Figure:
         part = found.timeline[network, DECO][0]
         rate.plot(part.end_s, part.rate_mbps, color=style.MUTED, lw=1.2, label="the link")
         known = part[part.known_mbps > 0]
-        rate.plot(known.end_s, known.known_mbps, color=COLOURS[DECO], lw=1.2, label="measured by DeCo-SGD")
-        rate.set(
-            ylim=(0, None),
-            title=f"{network}: rank correlation {experiments.mean_of(following(found, network, DECO)):.2f}",
-        )
+        rate.plot(known.end_s, known.known_mbps, color=ESTIMATE, lw=1.2, label="measured by DeCo-SGD")
+        rate.set(ylim=(0, None), title=network)
         for arm in CHOOSERS:
             each = found.timeline[network, arm][0]
             ratio.step(each.end_s, each.ratio, where="pre", color=COLOURS[arm], lw=1.2, label=arm)
         ratio.set(yscale="log", xlabel="seconds")
     grid[0][0].set_ylabel("Mbit/s")
     grid[1][0].set_ylabel("ratio")
-    plots.finish(figure, legend=grid[:, 0], at="upper center", columns=5)
+    alike = [
+        f"{experiments.mean_words(following(found, network, DECO), '{:.2f}')} over {network}"
+        for network in found.networks
+    ]
+    title = f"Rank correlation of DeCo-SGD's ratio with the link's rate:\n{', '.join(alike)}"
+    plots.finish(figure, title, grid[:, 0], "lower center", columns=5)
     return figure
 
 

@@ -25,7 +25,7 @@ from testbed.metrics.curves import LossPoint
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.predict.shapes import model_on_device
 from testbed.replay.workers import device_coding, worker_coding_ns
-from testbed.report import experiments, plots, predicted, publishing, style
+from testbed.report import experiments, floors, plots, predicted, publishing, style
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent, span
 from testbed.spec import DataParallelSpec
@@ -363,6 +363,7 @@ def draw_curves(folder: Path) -> Figure:
     least = min(found.reached(), key=lambda name: _sent_until(found, name))
     for axes in row:
         axes.axhline(found.target, color=style.MUTED, lw=0.8)
+        floors.draw_floors(axes, HERE)
     row[0].set(xlabel="batches of every worker", title=f"Equal tokens: {lowest} is lowest")
     row[0].set_ylabel("validation loss, nats")
     row[1].set(xlabel="bits sent by a worker, per parameter", title=f"Equal bytes: {least} is first", xscale="log")

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, plots, publishing, style
+from testbed.report import experiments, floors, plots, publishing, style
 from testbed.report.claim_rows import Facts
 from testbed.report.claims import EXACT
 from testbed.report.numbers import markdown_table
@@ -286,6 +286,7 @@ def _training_panel(axes: Axes, all_: Measured) -> None:
     axes.set_title("trained on with ...")
     axes.set_xlabel("bits of every boundary in the evaluation")
     axes.set_ylabel("held-out loss, nats")
+    floors.draw_floors(axes, HERE, label=0.45)
 
 
 def draw(all_: Measured) -> Figure:

@@ -10,10 +10,11 @@ from testbed.codecs.catalogue import placement
 from testbed.metrics import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiment_tables, experiment_verdicts, experiments, plots
+from testbed.report import experiment_tables, experiment_verdicts, experiments, floors, plots
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
 
+HERE = Path(__file__).resolve().parent
 CURVES = "curves.csv"
 COMMAND = "python -m testbed sweep protocol_nanogpt"
 DENSE, LOW_RANK = "bf16", "powersgd(27)"
@@ -178,6 +179,6 @@ def draw(axes: Axes, folder: Path) -> None:
         found = plots.ErrorBar(sum(ends) / len(ends), (min(ends), max(ends)))
         plots.estimates(axes, [(steps, found)], _COLOURS[str(codec)], label=name, hollow=dash == "--", ms=7)
     axes.axhline(losses.loss, color=_COLOURS[DENSE], lw=0.8, ls=":")
-    experiments.floor_line(axes, losses.tables.seeds)
+    floors.draw_floors(axes, HERE)
     axes.set(xlabel="optimiser steps", ylabel="validation loss, nats per token")
     axes.legend()

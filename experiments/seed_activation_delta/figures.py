@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 import testbed
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import claim_rows, experiment_tables, experiments, plots, publishing, style
+from testbed.report import claim_rows, experiment_tables, experiments, floors, plots, publishing, style
 from testbed.report.canvas import HOLLOW_DASH, Handle, canvas, name_rows, note
 from testbed.report.claim_rows import Facts
 from testbed.report.claims import Claim
@@ -257,7 +257,7 @@ def legend_of(codecs: list[str], runs: Any) -> list[Handle]:
 
 LOSS_WORDS = """\
 Marks: means of {seeds} seeds, {model}, each less fp32's of the same seed; lines: 95 % intervals. Evaluations have the \
-codec in place. {fp32}.
+codec in place. {fp32}; {floors}.
 """
 
 
@@ -278,6 +278,7 @@ def loss_figure(folder: Path) -> Figure:
     words = LOSS_WORDS.format(
         seeds=runs.seed.nunique(),
         model=runs.model.iloc[0],
+        floors=", ".join(f"{name} {floor:.2f}" for name, floor in floors.floors_of(HERE).items()),
         fp32="fp32's: "
         + ", ".join(f"{base[column].mean()[batches]:.3f} nats ({title})" for batches, column, title in panels_of),
     )
@@ -455,7 +456,7 @@ def finetuned(folder: Path, column: str, batches: str, ours: str, base: str, sha
         return None
     dense, delta = theirs = _theirs()
     less = delta.mean_train_loss / dense.mean_train_loss - 1
-    words = {"published_less": less, "theirs": theirs, "shown": _bound_words(found, loss)}
+    words = {"published_less": less, "theirs": theirs, "shown": _bound_words(found, loss), "loss": loss}
     return {"judgement": found, "bound": found.effect, "part": found.value / loss, **words}
 
 
@@ -479,7 +480,7 @@ def longer(folder: Path, codec: str, share: float) -> Facts | None:
     loss, place = fresh.validation_loss[BASELINE], {"model": fresh.model.iloc[0], "batches": FRESH, "profile": UNSHAPED}
     ours, base = place | {"codec": codec}, place | {"codec": BASELINE}
     found = experiments.judge_loss(folder, share * loss, ours, base, "difference")
-    return experiments.loss_facts(found, loss, LONGER_SEED_S)
+    return experiments.loss_facts(found, loss, LONGER_SEED_S, text="random weights")
 
 
 def premise(folder: Path, learned: bool, batches: str, half: float) -> Facts | None:

@@ -259,7 +259,7 @@ def _sooner(found: Results, ours: str | None, base: str | None, why: str, effect
         return None
     judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), effect)
     shown = experiments.open_words(why, judged, experiments.tuned_pair_s(HERE))
-    return {"judgement": judged, "bound": effect, "ours": ours, "base": base, "shown": shown}
+    return {"judgement": judged, "bound": effect, "ours": ours, "base": base, "shown": shown, "loss": found.target}
 
 
 def _best(order: Sequence[str]) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import experiments, plots, publishing, style
+from testbed.report import experiments, floors, plots, publishing, style
 from testbed.report.canvas import note
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import markdown_table
@@ -31,6 +31,8 @@ NAMES = {
 BOUNDARIES = {"gpt2-mini-trained": "GPT-2 mini", "smollm2-135m": "SmolLM2-135M", "gpt2-nano": "GPT-2 nano, random"}
 """Models whose activations were coded."""
 SLOW, FAST = 20, 80
+SENDER = 4.65
+"""Held-out loss of the trained state, in nats."""
 WHOLE = ("gpt2-mini-trained", "gpt2-nano")
 
 
@@ -274,7 +276,7 @@ def recovered(folder: Path, width: str, harmless: float) -> Facts | None:
     found = recovery(folder, state.chain(width)[1], harmless)
     if found is None:
         return None
-    return experiments.loss_facts(found, 4.65, experiments.takes_s(HERE, "quality.py", found.n))
+    return experiments.loss_facts(found, SENDER, experiments.takes_s(HERE, "quality.py", found.n))
 
 
 def line(folder: Path, mbps: int) -> Facts | None:
@@ -338,6 +340,8 @@ def _panel(axes: Axes, all_: Measured, name: str) -> None:
             axes.plot(*at, color=style.INK, marker="x", ls="none")
             note(axes, codec.replace(", 3", ""), at, (0, 5), ha="right", size=8)
     axes.axhline(HARMLESS, color=style.MUTED, lw=1)
+    if name == WHOLE[0]:
+        floors.draw_floors(axes, HERE, SENDER, corner=(1, 1), label=0.6)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-3)
     axes.set_title(NAMES[name])

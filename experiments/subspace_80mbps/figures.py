@@ -22,7 +22,7 @@ from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
-from testbed.report import canvas, experiment_tables, experiments, plots, publishing, style
+from testbed.report import canvas, experiment_tables, experiments, floors, plots, publishing, style
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
 from testbed.results import Run
@@ -30,6 +30,7 @@ from testbed.spec import Cell
 from testbed.workloads.build_stage import build_stage
 from testbed.workloads.models import model_size
 
+HERE = Path(__file__).resolve().parent
 BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
 NETWORKS = (REFERENCE, SCALED, PLAIN)
 """The networks in the order of the table."""
@@ -266,7 +267,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     time.xaxis.set_minor_formatter(NullFormatter())
     _leave_out(time, steps, runs=shown, curves=curves, looks=looks)
     for axes in (time, steps):
-        experiments.floor_line(axes, shown)
+        floors.draw_floors(axes, HERE)
     time.set_title("Loss against wall-clock time")
     steps.set_title("Loss against steps")
     return figure

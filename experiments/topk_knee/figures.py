@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.records import TrainingRecord
-from testbed.report import experiment_tables, experiment_verdicts, experiments, plots, publishing, style
+from testbed.report import experiment_tables, experiment_verdicts, experiments, floors, plots, publishing, style
 from testbed.report.canvas import Handle, canvas
 from testbed.report.claim_rows import Facts
 from testbed.report.experiment_tables import Tables
@@ -24,6 +24,7 @@ from testbed.report.numbers import percent
 from testbed.results import read_json
 from testbed.sweep import trainings
 
+HERE = Path(__file__).resolve().parent
 BASELINE = "bf16"
 SAME_LOSS = 0.01
 """Share of bf16's loss: the most that "does not harm" may mean."""
@@ -217,6 +218,7 @@ def draw(tables: Tables) -> Figure:
         panel.axhline(0, color=style.INK, lw=0.9)
         plots.level(panel, losses.bound, f"1 % of bf16's loss, {losses.bound:.3f}")
     left.set(xscale="log", xlabel="values kept by top-k", ylabel="validation loss vs bf16, nats per token")
+    floors.draw_floors(left, HERE, losses.mean(BASELINE), corner=(0, 1), label=0.4)
     plots.ticks(left.xaxis, SHARES, _percent)
     left.set_xlim(1.2 * SHARES[0], SHARES[-1] / 1.2)
     right.set_xticks(range(len(FEEDBACKS)), list(FEEDBACKS.values()))

@@ -149,19 +149,25 @@ def blocks(folder: Path) -> dict[str, str]:
 
 
 def draw(folder: Path) -> Any:
-    """Draw the time of each step over time, on each network."""
+    """Draw the time of each step over time, on each network: of the baseline, and of the fastest codec that adapts and
+    that does not.
+    """
     frame = pd.read_csv(folder / STEPS)
     networks = list(frame.network.unique())
-    looks = style.looks(frame.codec.unique())
+    looks, runs_of, said = style.looks(frame.codec.unique()), pd.read_csv(folder / SUMMARY), []
     figure, rows = plots.panels(len(networks), 1, (8.2, 2.5 * len(networks)))
     for axes, network in zip(rows[:, 0], networks, strict=True):
-        for codec, part in frame[frame.network == network].groupby("codec"):
-            look = looks[str(codec)]
-            axes.step(part.end_s, part.step_s, where="pre", color=look.colour, ls=look.dash, lw=1.2, label=str(codec))
+        follows, stays = arms(runs_of, network)
+        least = ratio(runs_of, network, follows, stays)
+        said.append(f"{experiments.with_ends(least, '{:.2f}')} times as fast over {network}")
+        for codec in dict.fromkeys((BASELINE, follows, stays)):
+            look, part = looks[codec], frame[(frame.network == network) & (frame.codec == codec)]
+            axes.step(part.end_s, part.step_s, where="pre", color=look.colour, ls=look.dash, lw=1.5, label=codec)
         axes.set_title(network)
         axes.set(ylabel="step, s", ylim=(0, None), xlim=(0, None))
     rows[-1, 0].set_xlabel("seconds of training")
-    plots.finish(figure, legend=rows[0, 0], at="upper left", columns=5)
+    title = f"Adapting, against the best fixed codec: {said[0]}" + "".join(f",\n{words}" for words in said[1:])
+    plots.finish(figure, title, rows[0, 0], "lower center", columns=3)
     return figure
 
 

@@ -10,15 +10,15 @@ For several runs each run is one observation, and the interval is Student's t ov
 with three, a bootstrap yields no more than the smallest and the largest, which enclose the median three times in four.
 For times and their ratios the observations are logarithms, so the value is a geometric mean.
 
-Two arms with the same seeds are compared in one of two ways: by the differences of each seed's pair (Student's t, n - 1
-degrees of freedom), or as two samples whose variances may differ (Welch 1947). `difference` uses pairs where they give
-the narrower interval, that is, where the seeds' losses are correlated enough to make up for half the degrees of
-freedom; below three pairs, where a correlation is meaningless, it always pairs. Choosing by the data costs some
-coverage: such intervals contain the truth 93 to 95 times in 100 (3 to 8 seeds, simulated;
-tests/metrics/test_statistics.py).
+Two arms that share seeds are compared by the differences of each seed's pair (Student's t, n - 1 degrees of freedom),
+whatever their correlation; arms without a common seed as two samples whose variances may differ (Welch 1947). Choosing
+the narrower of both, as before November 2026, made 7 errors in 100 instead of 5 (tests/metrics/error_rates.py).
 
-The minimum detectable effect of a comparison is the true difference that a two-sided t-test at 5 % detects in four of
-five repetitions (`detectable`).
+If seeds are added where a first look left a claim open, each look is another chance of an error: two looks at 5 % make
+up to 11 errors in 100. So `looks` share the 5 %: with two, every interval has 97.5 % (Bonferroni).
+
+The minimum detectable effect of a comparison is the true difference that a two-sided t-test at that error detects in
+four of five repetitions (`detectable`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ POWER = 0.8
 """Probability of detecting a minimum detectable effect."""
 _PARTS = 500
 """Number of equally likely parts into which a distribution is divided to average over it."""
-_FEW_PAIRS = 3
-"""Below this many pairs their correlation is unknown."""
 _NOT_BY_CHANCE = 1.645
 """One-sided 5 % point of the normal distribution."""
 
@@ -140,7 +138,7 @@ def bootstrap_rule(values: Sequence[float]) -> str:
     return "bootstrap of steps" if length == 1 else f"bootstrap of blocks of {length} steps"
 
 
-def of_differences(values: Sequence[float], what: str) -> IntervalEstimate:
+def of_differences(values: Sequence[float], what: str, looks: int = 1) -> IntervalEstimate:
     """Estimate the mean of independent observations, such as differences between paired seeds.
 
     Needs at least one value.
@@ -148,7 +146,7 @@ def of_differences(values: Sequence[float], what: str) -> IntervalEstimate:
     centre, count = float(np.mean(values)), len(values)
     if count == 1:
         return IntervalEstimate(centre, None, 1, f"1 {what}")
-    half = quantile_of_t(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    half = quantile_of_t(count - 1, looks) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return IntervalEstimate(centre, Interval(centre - half, centre + half), count, f"{count} {what}s, Student's t")
 
 
@@ -162,87 +160,77 @@ class Difference(NamedTuple):
     """Standard error of the difference; None where there is no interval."""
     freedom: float
     """Degrees of freedom of the interval."""
+    looks: int = 1
+    """Number of looks at growing data that share the 5 % of the interval."""
 
     @property
     def detectable(self) -> float | None:
         """The smallest true difference detected with 80 % power; None without an interval."""
-        return None if self.error is None else detectable(self.error, self.freedom)
+        return None if self.error is None else detectable(self.error, self.freedom, self.looks)
 
 
-def difference(ours: Mapping[Any, float], base: Mapping[Any, float], what: str = "seed") -> Difference:
+def difference(ours: Mapping[Any, float], base: Mapping[Any, float], what: str = "seed", looks: int = 1) -> Difference:
     """Estimate the difference of two arms' means, ours minus the baseline's; observations are keyed by seed, or by
     another pairing.
 
-    The module's docstring explains pairing. Needs a common seed, or two observations of each arm.
+    The module's docstring explains pairing and looks. ValueError without a common seed or two observations of each arm.
     """
     common = sorted(ours.keys() & base.keys())
-    by_pairs = None
-    if common:
-        differences = [ours[seed] - base[seed] for seed in common]
-        estimate = of_differences(differences, what)
-        error = None if len(common) < 2 else float(np.std(differences, ddof=1)) / math.sqrt(len(common))
-        paired_rule = f"{estimate.rule} of paired differences" if error is not None else estimate.rule
-        by_pairs = Difference(estimate._replace(rule=paired_rule), True, error, len(common) - 1)
-        if len(common) < _FEW_PAIRS:
-            return by_pairs
-    as_samples = _of_samples(list(ours.values()), list(base.values()), what)
-    if by_pairs is None or (as_samples is not None and _width(as_samples) < _width(by_pairs)):
-        if as_samples is None:
-            raise ValueError(f"cannot compare: no common {what}, and too few of one arm: {len(ours)}, {len(base)}")
-        return as_samples
-    return by_pairs
+    if not common:
+        return _of_samples(list(ours.values()), list(base.values()), what, looks)
+    differences = [ours[seed] - base[seed] for seed in common]
+    estimate = of_differences(differences, what, looks)
+    error = None if len(common) < 2 else float(np.std(differences, ddof=1)) / math.sqrt(len(common))
+    rule = f"{estimate.rule} of paired differences" if error is not None else estimate.rule
+    rule += f", one of {looks} looks" * (looks > 1)
+    return Difference(estimate._replace(rule=rule), True, error, len(common) - 1, looks)
 
 
-def _width(of: Difference) -> float:
-    interval = of.estimate.interval
-    return math.inf if interval is None else interval.high - interval.low
-
-
-def _of_samples(ours: Sequence[float], base: Sequence[float], what: str) -> Difference | None:
-    """Compare two samples with Welch's interval (Biometrika 34, 1947); None below two observations of each."""
+def _of_samples(ours: Sequence[float], base: Sequence[float], what: str, looks: int) -> Difference:
+    """Compare two samples with Welch's interval (Biometrika 34, 1947)."""
     if min(len(ours), len(base)) < 2:
-        return None
+        raise ValueError(f"cannot compare: no common {what}, and too few of one arm: {len(ours)}, {len(base)}")
     parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in (ours, base)]
     error = math.sqrt(sum(parts))
     weights = [part**2 / (len(sample) - 1) for part, sample in zip(parts, (ours, base), strict=True)]
     freedom = sum(parts) ** 2 / sum(weights) if sum(weights) else float(len(ours) + len(base) - 2)
-    centre, half = float(np.mean(ours) - np.mean(base)), quantile_of_t(freedom) * error
+    centre, half = float(np.mean(ours) - np.mean(base)), quantile_of_t(freedom, looks) * error
     estimate = IntervalEstimate(
         centre,
         Interval(centre - half, centre + half),
         min(len(ours), len(base)),
         f"{len(ours)} and {len(base)} {what}s, Welch's t, not paired",
     )
-    return Difference(estimate, False, error, freedom)
+    return Difference(estimate, False, error, freedom, looks)
 
 
 @functools.lru_cache(maxsize=1024)
-def quantile_of_t(freedom: float) -> float:
-    """Return the half-width of a 95 % interval, in standard errors."""
+def quantile_of_t(freedom: float, looks: int = 1) -> float:
+    """Return the half-width of a 95 % interval, or of one of several looks' intervals, in standard errors."""
     from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    return float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / looks / 2))
 
 
-def detectable(error: float, freedom: float) -> float:
+def detectable(error: float, freedom: float, looks: int = 1) -> float:
     """Return the minimum detectable effect of a comparison, in the unit of its standard error.
 
     It is d with P(|T| > t_crit) = 0.8, where T has the noncentral t distribution with `freedom` degrees of freedom and
     noncentrality d / error, and t_crit is that of the interval: the usual power of a t-test (O'Brien and Lohr 1984, as
     SAS computes it), about (t_crit + t_0.8) x error. Assumes that the observed error is the true one.
     """
-    return error * _shift(round(freedom, 3))
+    return error * _shift(round(freedom, 3), looks)
 
 
 @functools.lru_cache(maxsize=4096)
-def _shift(freedom: float) -> float:
+def _shift(freedom: float, looks: int) -> float:
     from scipy.special import gammaincinv, ndtr
 
     # The noncentral t is (Z + shift) / S, S the root of chi2 / freedom: the mean over S of a normal's two tails.
     # scipy's nct is NaN where few degrees of freedom lead to extreme quantiles.
     middles = (np.arange(_PARTS) + 0.5) / _PARTS
-    limits = quantile_of_t(freedom) * np.sqrt(2 * gammaincinv(freedom / 2, middles) / freedom)
-    low, high = 0.0, 4 * quantile_of_t(freedom)
+    limits = quantile_of_t(freedom, looks) * np.sqrt(2 * gammaincinv(freedom / 2, middles) / freedom)
+    low, high = 0.0, 4 * quantile_of_t(freedom, looks)
     while high - low > 1e-6 * high:
         shift = (low + high) / 2
         power = float(np.mean(ndtr(shift - limits) + ndtr(-shift - limits)))
@@ -250,14 +238,14 @@ def _shift(freedom: float) -> float:
     return high
 
 
-def seeds_needed(error: float, pairs: int, distance: float, most: int = 10_000) -> int | None:
+def seeds_needed(error: float, pairs: int, distance: float, most: int = 10_000, looks: int = 1) -> int | None:
     """Return the number of pairs of seeds that detect a true difference of `distance` with 80 % power, given that
     `pairs` of them had this standard error; None beyond `most`.
     """
     if distance == 0 or pairs < 2:
         return None
     counts, spread = range(2, most + 1), error * math.sqrt(pairs)
-    at = bisect.bisect(counts, False, key=lambda n: detectable(spread / math.sqrt(n), n - 1) <= abs(distance))
+    at = bisect.bisect(counts, False, key=lambda n: detectable(spread / math.sqrt(n), n - 1, looks) <= abs(distance))
     return counts[at] if at < len(counts) else None
 
 

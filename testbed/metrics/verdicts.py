@@ -9,6 +9,8 @@ fails           the whole interval is on the other side
 not resolved    it is on both; `detectable` is the distance from the effect that is detected with 80 % power
                 (`statistics.detectable`)
 
+If seeds were added after a first look, the interval is that of one of several `looks`, which share the 5 %.
+
 Step times on the virtual clock over deterministic links are exact: their interval is the value itself.
 """
 
@@ -51,6 +53,8 @@ class Judgement(NamedTuple):
     """If not resolved: number of pairs of seeds that would resolve it, were the observed value the true one."""
     error: float | None = None
     """Standard error of the difference, or of the ratio's logarithm; None without an interval, or if exact."""
+    looks: int = 1
+    """Number of looks at growing data that share the 5 % of the interval."""
 
     def seeds_for(self, size: float) -> int | None:
         """Return the number of pairs of seeds that detect a true effect of `size` (nats, or a factor) with 80 % power;
@@ -58,7 +62,14 @@ class Judgement(NamedTuple):
         """
         if self.error is None:
             return None
-        return statistics.seeds_needed(self.error, self.n, abs(size) if self.measure == "loss" else math.log(size))
+        distance = abs(size) if self.measure == "loss" else math.log(size)
+        return statistics.seeds_needed(self.error, self.n, distance, looks=self.looks)
+
+    @property
+    def confidence_words(self) -> str:
+        """The interval's confidence: '95 %', or '97.5 %, 2 looks'."""
+        text = f"{100 - 100 * (1 - statistics.CONFIDENCE) / self.looks:.3g} %"
+        return text if self.looks == 1 else f"{text}, {self.looks} looks"
 
     @property
     def words(self) -> str:
@@ -83,18 +94,25 @@ class Judgement(NamedTuple):
 
 
 def judge(
-    measure: Measure, ours: Observations, base: Observations, effect: float | None = None, *, exact: bool = False
+    measure: Measure,
+    ours: Observations,
+    base: Observations,
+    effect: float | None = None,
+    *,
+    exact: bool = False,
+    looks: int = 1,
 ) -> Judgement:
-    """Compare two arms: losses in nats, or seconds. `exact`: times repeat exactly from run to run.
+    """Compare two arms: losses in nats, or seconds. `exact`: times repeat exactly from run to run. `looks`: how often
+    the verdict was sought at growing data, this time included.
 
     ValueError without common keys, and with too few observations for two samples.
     """
     if measure == "loss":
-        gap = statistics.difference(ours, base)
+        gap = statistics.difference(ours, base, looks=looks)
         value, interval, detectable = gap.estimate.value, gap.estimate.interval, gap.detectable
     else:
         slower, faster = ({key: math.log(seconds) for key, seconds in side.items()} for side in (base, ours))
-        gap = statistics.difference(slower, faster)
+        gap = statistics.difference(slower, faster, looks=looks)
         value, ends = math.exp(gap.estimate.value), gap.estimate.interval
         interval = None if ends is None else Interval(math.exp(ends.low), math.exp(ends.high))
         detectable = None if gap.detectable is None else math.exp(gap.detectable)
@@ -124,9 +142,9 @@ def _judgement(
     verdict, seeds = None if effect is None else _verdict(measure, interval, effect), None
     if verdict == "not resolved" and effect is not None and gap.error is not None:
         distance = value - effect if measure == "loss" else math.log(value / effect)
-        seeds = statistics.seeds_needed(gap.error, n, distance)
+        seeds = statistics.seeds_needed(gap.error, n, distance, looks=gap.looks)
     return Judgement(
-        measure, value, interval, False, gap.paired, n, rule, detectable, effect, verdict, seeds, gap.error
+        measure, value, interval, False, gap.paired, n, rule, detectable, effect, verdict, seeds, gap.error, gap.looks
     )
 
 

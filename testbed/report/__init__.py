@@ -32,6 +32,7 @@ link_accuracy  the grid of link accuracy: tables and page
 plots          panels, ticks, levels, estimates and bands of the figures of experiments/
 maps           the best codec for each link of a grid of rate and delay
 experiments    shared by the figure programs of experiments/
+floors         unigram and bigram floors of the experiments' texts, in figures and claims
 publishing     runs a figure program: CSVs, figures, claims and the generated blocks of a README
 exec_page      the report of a program in the nodes of a lab; exec_figure draws its links' traffic
 experiment_tables    the CSVs that every experiment commits: seeds, tuning, certificates, comparisons

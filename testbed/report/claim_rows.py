@@ -19,6 +19,8 @@ have a special meaning:
 
 value, low, high   the measured value and the ends of its interval; without ends it is exact
 interval           the interval as text; default: "exact", or the interval of `judgement`
+loss               the loss at which a claim is judged: marked if it is near a floor of the text, or above one; `text`
+                   names the part of the experiment in floors.csv
 judgement          a `Judgement`, which supplies value, low, high and interval
 Any fact can also serve as a bound, or for `holds_if`.
 
@@ -31,7 +33,8 @@ other than ours is judged
     with grade A or B         like ours, if it is measured in the source's own measure and, with grade B, at a stated
                               part of its scale; otherwise it is *not comparable*
 
-`near` has one tolerance for every published number, in both directions.
+`near` has one tolerance for every published number, in both directions. If seeds were added after a first look at the
+data, the row states the number of `looks`, which share the interval's 5 %.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from pydantic import Field, ValidationError, model_validator
 from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain, read_toml
 from testbed.metrics.verdicts import Judgement
-from testbed.report import experiments, predicted
+from testbed.report import experiments, floors, predicted
 from testbed.report.claims import EXACT, Claim, Grade, Verdict
 
 FILE = "claims.toml"
@@ -85,6 +88,8 @@ class ClaimRow(Frozen):
     scale: str = ""
     measure: str = ""
     """What is measured or assumed here in place of the claim's own measure or conditions: not comparable."""
+    looks: int = 1
+    """How often this verdict was sought at growing data; a judgement must have as many."""
     confounded: str = ""
     """What prevents a verdict whatever the interval says: not resolved."""
     why: str
@@ -142,7 +147,7 @@ def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:
         where = f"{path}, claim {number}"
         try:
             row = ClaimRow.model_validate(shared | table)
-            made += [_claim(row, facts, where) for facts in facts_of(row, program, folder)]
+            made += [_claim(row, facts, where, path.parent) for facts in facts_of(row, program, folder)]
         except ValidationError as error:
             raise explain(error, ClaimRow, where) from None
     return made
@@ -158,6 +163,8 @@ def facts_of(row: ClaimRow, program: Mapping[str, Any], folder: Path) -> Iterato
         judgement: Judgement | None = facts.get("judgement")
         ends: tuple[float | None, float | None] = (None, None)
         if judgement is not None:
+            if judgement.looks != row.looks and not judgement.exact:
+                raise SpecError(f"the claim {row.claim!r} has looks = {row.looks}, its judgement {judgement.looks}")
             ends = judgement.interval or ends
             facts = {"value": judgement.value, "interval": experiments.interval_words(judgement), **facts}
         elif "low" not in facts:
@@ -172,13 +179,14 @@ class _Words(string.Formatter):
         return f"{text[:-1]} %" if format_spec.endswith("%") else text
 
 
-def _claim(row: ClaimRow, facts: Facts, where: str) -> Claim:
+def _claim(row: ClaimRow, facts: Facts, where: str, home: Path) -> Claim:
     names = ("claim", "source", "published", "ours", "interval", "scale", "why", "measure", "confounded")
     try:
         said = {name: _Words().vformat(getattr(row, name), (), facts) for name in names}
         verdict, unlike = row.decided(facts, said["measure"]), row.unlike(said.pop("measure"))
         before = [words for words in (unlike and f"here: {unlike}", said.pop("confounded")) if words]
-        said["why"] = "; ".join([*before, said["why"]])
+        after = [floors.floor_mark(home, facts["loss"], facts.get("text", ""))] if facts.get("loss") else []
+        said["why"] = "; ".join(filter(None, [*before, said["why"], *after]))
         return Claim(**said, grade=row.grade, verdict=verdict, command=row.command)
     except (KeyError, AttributeError, IndexError, TypeError) as error:
         raise SpecError(f"{where}, names an unknown fact: {error!r}; known: {', '.join(facts)}") from error

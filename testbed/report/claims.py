@@ -206,10 +206,10 @@ The grade says how strong the evidence is:
 {grades}
 
 No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). A claim *holds* or *fails* if the whole
-95 % interval is on one side of its bound; otherwise it is *not resolved*. A claim of a paper holds or fails only with
-grade A or B, in the paper's own measure and at a stated part of its scale; with C or D *arithmetic* reproduces its
-number, to 5 %, or does not; in all other cases the claim is *not comparable*. "exact" means a deterministic result of
-the virtual clock; a source marked "second-hand" was quoted by others, but not read itself.
+95 % interval (97.5 or 98.3 % if two or three looks share the error) is on one side of its bound; otherwise it is *not
+resolved*. A claim of a paper holds or fails only with grade A or B, in its own measure and at a stated part of its
+scale; with C or D *arithmetic* reproduces its number, to 5 %, or does not; otherwise the claim is *not comparable*.
+"exact" means a deterministic result of the virtual clock; "second-hand": quoted by others, but not read itself.
 
 ## All {count} claims of {experiments} experiments
 

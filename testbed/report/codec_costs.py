@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from pathlib import Path
 
@@ -116,25 +117,23 @@ def _label(cost: CodecCost) -> str:
 
 
 def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
-    """Plot relative error against bits per value: one panel per direction, every codec a numbered point, log axes.
+    """Plot relative error against bits per value: one panel per direction, every codec a point, log axes. Codecs are
+    named where no other has a smaller error with as few bits.
 
     The line is the bound for independent Gaussian values, 2 to the minus bits.
 
     Codecs that change the model are omitted, because their error depends on a model trained with them.
     """
     drawn = [cost for cost in benchmark.results if cost.layers_s is None]
-    labels = list(dict.fromkeys(map(_label, drawn)))
-    number = {label: index for index, label in enumerate(labels, start=1)}
     used = {family[0]: family for family in map(_family, drawn)}
     legend: list[Handle] = [Line2D([], [], color=c, marker=m, ls="none", label=title) for title, c, m in used.values()]
-    legend.append(
-        Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values")
-    )
-    key = "   ".join(f"{index} {label}".replace(" ", "\u00a0") for label, index in number.items())
+    legend.append(Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for Gaussian values"))
     left_out = "" if len(drawn) == len(benchmark.results) else "; codecs in the model are not drawn"
-    settings = f"{key}\n{benchmark.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
+    settings = f"{benchmark.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
     with style.applied():
-        figure, axes = canvas("Bits per value against error", 4.6, legend, settings, 2, columns=2)
+        figure, axes = canvas(
+            "Named: no other codec has a smaller error with as few bits", 4.6, legend, settings, 2, columns=2
+        )
         for panel, direction in zip(axes, _TITLES, strict=True):
             shown = [cost for cost in drawn if cost.direction == direction]
             panel.set_title(_TITLES[direction])
@@ -144,11 +143,11 @@ def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
             panel.set_ylabel("relative error |decoded - x| / |x|")
             ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
             panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            panel.set_xlim(0.18, 40)
+            panel.set_xlim(0.1, 80)
             panel.set_ylim(_FLOOR / 2, 6)
-            bits = [0.2 * 1.1**step for step in range(56)]
+            bits = [0.2 * 1.1**step for step in range(60)]
             panel.plot(bits, [max(2.0**-b, _FLOOR / 10) for b in bits], color=style.MUTED, ls="--", lw=1)
-            _points(panel, shown, number)
+            _points(panel, shown)
     return Drawing(
         "rate-distortion",
         "Bits per value against error",
@@ -158,13 +157,14 @@ def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
     )
 
 
-def _points(panel: Axes, shown: list[CodecCost], number: dict[str, int]) -> None:
-    marks = []
-    for cost in shown:
+def _points(panel: Axes, shown: list[CodecCost]) -> None:
+    marks, best = list[Mark](), math.inf
+    for cost in sorted(shown, key=lambda cost: (cost.bits_per_value, cost.relative_error)):
         _, colour, marker = _family(cost)
         x, y = cost.bits_per_value, max(cost.relative_error or 0.0, _FLOOR)
         panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
-        marks.append(Mark(x, y, str(number[_label(cost)]), colour))
+        if y < best:
+            marks, best = [*marks, Mark(x, y, _label(cost), colour)], y
     label_marks(panel, marks)
 
 

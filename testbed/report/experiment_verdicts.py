@@ -51,7 +51,7 @@ def compared(seeds: Any, asked: CompareSpec) -> Any:
             for baseline in map(placement.canonical_text, asked.baselines):
                 for codec in arms if baseline in arms else ():
                     if codec != baseline:
-                        judgement = _judged(measure, arms[codec], arms[baseline], effect)
+                        judgement = _judged(measure, arms[codec], arms[baseline], effect, asked.looks)
                         rows += _row("", judgement, values, codec, baseline)
     for claim in asked.claims:
         sides = [dict(flatten(side)) for side in (claim.ours, claim.baseline)]
@@ -62,7 +62,7 @@ def compared(seeds: Any, asked: CompareSpec) -> Any:
         theirs = dict(_groups(base, keys))
         for values, group in _groups(ours, keys):
             if values in theirs:
-                judgement = _judged(measure, group, theirs[values], getattr(claim, measure))
+                judgement = _judged(measure, group, theirs[values], getattr(claim, measure), asked.looks)
                 rows += _row(claim.name, judgement, values, *map(_words, sides))
     return pandas.DataFrame(rows)
 
@@ -106,7 +106,7 @@ def _rows_of(seeds: Any, condition: Mapping[str, Any], field: str) -> Any:
     return rows
 
 
-def _judged(measure: Measure, ours: Any, base: Any, effect: float | None) -> Judgement | None:
+def _judged(measure: Measure, ours: Any, base: Any, effect: float | None, looks: int) -> Judgement | None:
     """Compare two sets of rows; None if either lacks the number, or there is nothing to compare."""
     sides = []
     for rows in (ours, base):
@@ -125,7 +125,7 @@ def _judged(measure: Measure, ours: Any, base: Any, effect: float | None) -> Jud
     if not first_side or not second or (not first_side.keys() & second.keys() and min(map(len, sides)) < 2):
         return None
     exact = bool(ours.exact.astype(bool).all() and base.exact.astype(bool).all())
-    return judge(measure, first_side, second, effect, exact=exact)
+    return judge(measure, first_side, second, effect, exact=exact, looks=looks)
 
 
 def _row(
@@ -167,7 +167,7 @@ def verdict_table(comparisons: Any, **where: Any) -> Any:
         "baseline": rows.baseline,
         "measure": rows.measure.map({"loss": "loss", "speed_up": "step", "time_to_loss": "time to loss"}),
         "measured": numbers,
-        "95 % interval": rows.interval,
+        "interval": rows.interval,
         "seeds": rows.n,
         "effect": rows.effect,
         "verdict": rows.words.fillna(""),

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas
-from matplotlib.axes import Axes
 
 import testbed
 from testbed.errors import ResultsError, SpecError
@@ -24,7 +23,6 @@ from testbed.metrics.time_to_loss import TargetCrossing, crossing
 from testbed.metrics.verdicts import Judgement, judge, judge_ratio
 from testbed.report import settings
 from testbed.report.canvas import link_words
-from testbed.report.lines import draw_floor
 from testbed.report.numbers import markdown_table, percent
 from testbed.report.plots import Estimate
 from testbed.results import Run, last_sweep
@@ -148,7 +146,7 @@ def interval_words(judgement: Judgement) -> str:
     if judgement.interval is None or judgement.exact:
         return judgement.interval_words
     form = "{:+.3f} to {:+.3f}".format(*judgement.interval) if judgement.measure == "loss" else judgement.interval_words
-    return f"{form}, 95 %, {judgement.n} seeds"
+    return f"{form}, {judgement.confidence_words}, {judgement.n} seeds"
 
 
 def ends_words(estimate: Estimate, form: str = "{:.2f}", otherwise: str = "one seed") -> str:
@@ -201,8 +199,8 @@ def loss_facts(
     """
     if judgement is None:
         return None
-    shown = shown_words(judgement, loss, seed_s, size)
-    return {"judgement": judgement, "bound": judgement.effect, "part": judgement.value / loss, "shown": shown, **more}
+    facts = {"judgement": judgement, "bound": judgement.effect, "part": judgement.value / loss, "loss": loss}
+    return {**facts, "shown": shown_words(judgement, loss, seed_s, size), **more}
 
 
 def ratio_facts(found: IntervalEstimate, least: float = 1.0, why: str = "", seed_s: float = 0.0) -> dict[str, Any]:
@@ -341,12 +339,6 @@ MODELS = {
 def models_of(codecs: Any) -> list[str]:
     """Return the models of `MODELS` that occur in a codecs.csv, random ones first."""
     return [name for name in MODELS if name in set(codecs.model)]
-
-
-def floor_line(axes: Axes, frame: Any) -> None:
-    """Draw the unigram floors of these runs' texts that lie within an axis of losses."""
-    for floor in sorted(frame.unigram_floor.dropna().round(4).unique()):
-        draw_floor(axes, float(floor))
 
 
 def caption(frame: Any) -> str:

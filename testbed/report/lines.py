@@ -21,12 +21,12 @@ from testbed.report.canvas import (
     group_looks,
     hover,
     network_panels,
-    note,
     share_axis,
 )
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Entry
 from testbed.report.findings import loss_finding, time_finding
+from testbed.report.plots import level
 from testbed.report.style import MUTED, PAPER, Look
 
 
@@ -93,9 +93,7 @@ def draw_floor(axes: Axes, floor: float) -> None:
     """
     low, high = axes.get_ylim()
     if low <= floor <= high:
-        axes.axhline(floor, color=MUTED, lw=0.9, ls=(0, (6, 3)), zorder=1)
-        how: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "size": 7.2, "color": MUTED}
-        note(axes, f"unigram floor {floor:.2f}", (1, floor), (-2, 2), **how)
+        level(axes, floor, f"unigram floor {floor:.2f}")
 
 
 def floor_words(floors: Sequence[float]) -> str:

@@ -1,14 +1,15 @@
-"""Maps over a grid of rate and delay: the best codec, its speed-up, and the rate at which each codec stops paying.
+"""Maps over a grid of rate and delay: the best codec, its speed-up, and the rate at which codecs stop paying.
 
-They are drawn from the frame of `experiments.runs_frame`. Cells with the same source of durations belong to one device;
-a network is a point of the grid if all its links are equal, and symmetric.
+The baseline of a device that computes in bf16 is bf16: its messages never were fp32. They are drawn from the frame of
+`experiments.runs_frame`, or from its columns that an experiment commits. Cells with the same source of durations belong
+to one device; a network is a point of the grid if all its links are equal, and symmetric.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -27,11 +28,13 @@ from testbed.report.canvas import Handle
 from testbed.report.remarks import labelled
 from testbed.report.style import INK, MUTED, PAPER, looks
 
-BASELINE = "fp32"
+BASELINE, HALF = "fp32", "bf16"
 MILDEST_WITHIN = 0.05
 """Codecs within this share of the fastest are equivalent; a map shows the one of them that sends the most bits."""
 PAYS = 1.05
 """Speed-up below which a codec no longer pays."""
+_SLOWED = 0.9
+"""Efficiency of the baseline below which TCP, and not the rate, makes its step."""
 _LEVELS = (PAYS, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 _SHADES = LinearSegmentedColormap.from_list("speed-up", ["#f7f9fb", "#9ecae1", "#3182bd", "#08306b"])
 
@@ -47,20 +50,27 @@ class Grid:
     delays_s: tuple[float, ...]
     """One-way delays of one link."""
     step_s: Mapping[str, Matrix]
-    """By codec, most bytes first, on a tie the faster one first: (delays, rates), NaN without a reliable run."""
+    """By codec, most bytes first, on a tie the faster one first: (delays, rates), NaN without a reliable run. The
+    baseline sends most."""
+    baseline: str = BASELINE
+    slowed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 1), dtype=bool))
+    """Where the baseline's step takes longer than its ideal by more than `_SLOWED` allows."""
 
     def speed_up(self, codec: str) -> Matrix:
         """Return the speed-up of a codec over the baseline. ResultsError without a run of the baseline."""
-        if BASELINE not in self.step_s:
-            raise ResultsError(f"device {self.device}: there is no run of the baseline {BASELINE}; add one")
-        gains: Matrix = self.step_s[BASELINE] / self.step_s[codec]
-        return gains
+        if self.baseline not in self.step_s:
+            raise ResultsError(f"device {self.device}: there is no run of the baseline {self.baseline}; add one")
+        return np.asarray(self.step_s[self.baseline] / self.step_s[codec])
 
     @property
     def best_s(self) -> Matrix:
         """The shortest step time of any codec; NaN if any codec's is missing, which might be the best."""
-        best: Matrix = np.min(list(self.step_s.values()), axis=0)
-        return best
+        return np.asarray(np.min(list(self.step_s.values()), axis=0))
+
+    @property
+    def gain(self) -> Matrix:
+        """The speed-up of the fastest codec over the baseline."""
+        return np.asarray(self.step_s[self.baseline] / self.best_s)
 
     def mildest(self) -> npt.NDArray[np.int64]:
         """Return the index in `step_s` of the codec with the most bits among those within MILDEST_WITHIN of the
@@ -80,7 +90,10 @@ def grids(frame: Any) -> list[Grid]:
     if points.empty:
         raise ResultsError("no network of these results is symmetric, so there is no grid to draw")
     points = points.assign(device=[device_of(source) for source in points["compute.source"]])
-    made = [_grid(device, cells) for device, cells in points.groupby("device", sort=False)]
+    made = []
+    for device, cells in points.groupby("device", sort=False):
+        half = str(cells["compute.source"].iloc[0]).endswith(HALF) and HALF in set(cells.codec)
+        made.append(_grid(device, cells[cells.codec != BASELINE] if half else cells, HALF if half else BASELINE))
     return sorted(made, key=lambda grid: -float(np.nanmin(grid.best_s, initial=math.inf)))
 
 
@@ -94,7 +107,7 @@ def device_of(source: object) -> str:
     return str(source).partition(":")[0] if isinstance(source, str) else "this machine"
 
 
-def _grid(device: str, cells: Any) -> Grid:
+def _grid(device: str, cells: Any, baseline: str) -> Grid:
     times = cells.assign(delay=cells.round_trip_s / 2, rate=cells.up_rate_bps.astype(int))
     rates, delays = sorted(set(times.rate)), sorted(set(times.delay))
     sizes = times.groupby("codec")[["payload_bytes_per_step", "step_s"]].mean()
@@ -105,7 +118,10 @@ def _grid(device: str, cells: Any) -> Grid:
         own = times[(times.codec == codec) & times.certified]
         table = own.pivot_table(index="delay", columns="rate", values="step_s", aggfunc="mean", dropna=False)
         step_s[str(codec)] = table.reindex(index=delays, columns=rates).to_numpy(np.float64)
-    return Grid(device, tuple(rates), tuple(delays), step_s)
+    own = times[times.codec == baseline].assign(efficiency=times.ideal_step_s / times.step_s)
+    table = own.pivot_table(index="delay", columns="rate", values="efficiency", aggfunc="mean", dropna=False)
+    slowed = table.reindex(index=delays, columns=rates).to_numpy(np.float64) < _SLOWED
+    return Grid(device, tuple(rates), tuple(delays), step_s, baseline, slowed)
 
 
 def stops_paying_bps(rates_bps: Sequence[float], speed_ups: Sequence[float]) -> float:
@@ -125,29 +141,44 @@ def stops_paying_bps(rates_bps: Sequence[float], speed_ups: Sequence[float]) -> 
     return math.inf
 
 
+def limits_bps(grid: Grid) -> Matrix:
+    """Return the rate at which each codec but the baseline stops paying, within the grid's rates: (codecs, delays)."""
+    gains = [grid.speed_up(codec) for codec in grid.step_s if codec != grid.baseline]
+    limits = np.array([[stops_paying_bps(grid.rates_bps, row) for row in rows] for rows in gains])
+    return limits.clip(grid.rates_bps[0], grid.rates_bps[-1])
+
+
 # ---------------------------------------------------------------------- figures
 def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
-    """Draw the best codec for each link with its speed-up over the baseline, one panel per device."""
+    """Draw the best codec for each link with its speed-up over the baseline, one panel per device. A star: the
+    baseline is slowed by TCP, not by the rate.
+    """
     codecs = _codecs(made)
-    chosen = [codec for number, codec in enumerate(codecs) if any((grid.mildest() == number).any() for grid in made)]
+    names = [np.array([*grid.step_s, ""])[grid.mildest()] for grid in made]
     every = looks(codecs)
-    legend: list[Handle] = [Patch(facecolor=every[codec].colour, label=labelled(codec)) for codec in chosen]
-    if any((grid.mildest() < 0).any() for grid in made):
+    shown = {name for chosen in names for name in chosen.ravel()}
+    legend: list[Handle] = [
+        Patch(facecolor=every[codec].colour, label=labelled(codec)) for codec in codecs if codec in shown
+    ]
+    if "" in shown:
         legend.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch="///", label="a run is missing or not certified"))
+    if any(grid.slowed.any() for grid in made):
+        legend.append(Line2D([], [], ls="none", label="*: TCP slows the baseline, not the rate"))
     figure, panels = _panels(made, title, legend, settings)
     colours = ListedColormap([every[codec].colour for codec in codecs])
-    for grid, axes in zip(made, panels, strict=True):
-        mildest = grid.mildest()
+    for grid, axes, chosen in zip(made, panels, names, strict=True):
+        numbers = np.array([[codecs.index(name) if name else -1 for name in row] for row in chosen])
         axes.pcolormesh(
-            np.ma.masked_less(mildest, 0), cmap=colours, vmin=-0.5, vmax=len(codecs) - 0.5, edgecolors=PAPER, lw=0.8
+            np.ma.masked_less(numbers, 0), cmap=colours, vmin=-0.5, vmax=len(codecs) - 0.5, edgecolors=PAPER, lw=0.8
         )
-        _hatch(axes, mildest < 0)
-        gains = _chosen_gain(grid, mildest)
-        for row, column in np.argwhere(mildest >= 0):
-            if (codec := codecs[mildest[row, column]]) != BASELINE:
+        _hatch(axes, numbers < 0)
+        gains = _chosen_gain(grid, grid.mildest())
+        for row, column in np.argwhere(numbers >= 0):
+            words = _gain(float(gains[row, column])) + "*" * int(grid.slowed[row, column])
+            if (codec := chosen[row, column]) != grid.baseline:
                 how = {**_CENTRED, "size": 6.6, "color": _readable_on(every[codec].colour)}
-                axes.text(column + 0.5, row + 0.36, _gain(float(gains[row, column])), **how)
-        for row, begin, end, number in _regions(mildest):
+                axes.text(column + 0.5, row + 0.36, words, **how)
+        for row, begin, end, number in _regions(numbers):
             name = codecs[number]
             if (end - begin) * _cell_inches(figure, axes, len(grid.rates_bps)) > 0.065 * len(name):
                 colour = _readable_on(every[name].colour)
@@ -157,7 +188,7 @@ def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
 
 def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
     """Draw the speed-up of the fastest codec over the baseline for each link."""
-    most = max(np.nanmax(grid.speed_up(BASELINE) * grid.step_s[BASELINE] / grid.best_s) for grid in made)
+    most = max(np.nanmax(grid.gain) for grid in made)
     levels = [1.0, *(level for level in _LEVELS if level < most), max(float(most), PAYS)]
     norm = BoundaryNorm(levels, 256)
     legend: list[Handle] = [
@@ -166,54 +197,37 @@ def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
     ]
     figure, panels = _panels(made, title, legend, settings)
     for grid, axes in zip(made, panels, strict=True):
-        gains = grid.step_s[BASELINE] / grid.best_s
-        axes.pcolormesh(np.ma.masked_invalid(gains), cmap=_SHADES, norm=norm, edgecolors=PAPER, lw=0.4)
-        _hatch(axes, np.isnan(gains))
+        axes.pcolormesh(np.ma.masked_invalid(grid.gain), cmap=_SHADES, norm=norm, edgecolors=PAPER, lw=0.4)
+        _hatch(axes, np.isnan(grid.gain))
     return figure
 
 
 def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
-    """Draw the rate at which each codec stops paying, over the links' delay, one panel per device.
-
-    A triangle at the upper edge means that it still pays at the fastest rate, one at the lower edge that it never does.
+    """Draw the rates at which codecs stop paying over the links' delay, one panel per device: the first and the last of
+    them as lines, all others as the band between. Limits beyond the fastest rate lie at the upper edge.
     """
-    codecs = [codec for codec in _codecs(made) if codec != BASELINE]
-    every = looks(_codecs(made))
-    legend: list[Handle] = [
-        Line2D(
-            [], [], color=every[codec].colour, ls=every[codec].dash, marker=every[codec].marker, label=labelled(codec)
-        )
-        for codec in codecs
-    ]
-    figure, panels = canvas.canvas(title, 2.7, legend, settings, len(made), columns=min(3, len(made)))
-    limits = {
-        (grid.device, codec): [stops_paying_bps(grid.rates_bps, row) for row in grid.speed_up(codec)]
-        for grid in made
-        for codec in codecs
-        if codec in grid.step_s
-    }
+    figure, panels = canvas.canvas(title, 2.7, [], settings, len(made), columns=min(3, len(made)))
     rates = sorted({rate for grid in made for rate in grid.rates_bps})
-    finite = [limit for each in limits.values() for limit in each if 0 < limit < math.inf] or rates
-    never, always = max(rates[0], min(finite) / 4), rates[-1] * 1.3
     for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
         x = [1e3 * delay for delay in grid.delays_s]
-        for codec in codecs:
-            look, own = every[codec], limits.get((grid.device, codec), [math.nan] * len(x))
-            inside = [limit if 0 < limit < math.inf else math.nan for limit in own]
-            axes.plot(x, inside, color=look.colour, ls=look.dash, marker=look.marker, ms=4)
-            for marker, edge, at in (("^", always, math.inf), ("v", never, 0.0)):
-                beyond = [each for each, limit in zip(x, own, strict=True) if limit == at]
-                if beyond:  # an empty series would take space in the figure's corner
-                    axes.plot(beyond, [edge] * len(beyond), ls="none", marker=marker, color=look.colour, clip_on=False)
-        axes.set(xscale="log", yscale="log", ylim=(never / 1.15, always * 1.15))
-        axes.set_title(grid.device)
+        codecs = [codec for codec in grid.step_s if codec != grid.baseline]
+        limits = limits_bps(grid)
+        ends = np.nanmin(limits, axis=0), np.nanmax(limits, axis=0)
+        axes.fill_between(x, *ends, color=_SHADES(0.35), lw=0)
+        order = np.argsort(np.nanmean(np.log(limits), axis=1))
+        every = looks(_codecs(made))
+        for at, shift, side in ((order[0], -11, "right"), (order[-1], 4, "left")):
+            look = every[codecs[at]]
+            axes.plot(x, limits[at], color=look.colour, marker=look.marker, ms=4)
+            place = x[min(1, len(x) - 1)], limits[at][min(1, len(x) - 1)]
+            canvas.note(axes, codecs[at], place, (0, shift), ha=side, size=7.5, color=look.colour)
+        axes.set(xscale="log", yscale="log", ylim=(rates[0] / 1.15, rates[-1] * 1.3))
+        axes.set_title(f"{grid.device}, against {grid.baseline}")
         axes.set_xlabel("one-way delay of a link, ms")
         _tick(axes, "x", x, [f"{delay:g}" for delay in x])
-        first = number % 3 == 0
-        shown = [rate for rate in rates if rate >= never]
-        _tick(axes, "y", shown, [units.format_rate(rate) if first else "" for rate in shown])
-        if first:
-            axes.set_ylabel(f"{100 * (PAYS - 1):.0f} % faster than {BASELINE} up to")
+        _tick(axes, "y", rates, [units.format_rate(rate) if number % 3 == 0 else "" for rate in rates])
+        if number % 3 == 0:
+            axes.set_ylabel(f"{100 * (PAYS - 1):.0f} % faster than the baseline up to")
     return figure
 
 
@@ -265,7 +279,7 @@ def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings
     """Make a panel for each device, with cells of equal size regardless of their rates and delays."""
     figure, panels = canvas.canvas(title, 2.6, legend, settings, len(made), columns=min(3, len(made)))
     for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
-        axes.set_title(grid.device)
+        axes.set_title(f"{grid.device}, against {grid.baseline}")
         rates, delays = map(_short_rate, grid.rates_bps), [f"{1e3 * delay:g}" for delay in grid.delays_s]
         label = "delay of a link, one way, ms" if number % 3 == 0 else ""
         plots.cells(axes, list(rates), delays, "rate of a link, Mbit/s (G: Gbit/s)", label)

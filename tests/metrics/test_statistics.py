@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from testbed.metrics import statistics
 from testbed.metrics.statistics import IntervalEstimate
+from tests.metrics import error_rates
 
 durations = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60)
 
@@ -113,21 +114,40 @@ def arms(n: int, alike: float, seed: int, apart: float = 0.0) -> tuple[dict[int,
 @pytest.mark.parametrize(("n", "alike"), [(3, 0.0), (5, 0.0), (5, 0.5), (5, 0.95), (8, 0.3)])
 def test_an_interval_of_two_arms_holds_the_truth_about_as_often_as_it_says(n: int, alike: float) -> None:
     found = [statistics.difference(*arms(n, alike, trial, apart=0.7)) for trial in range(800)]
-    assert 0.91 < coverage([one.estimate for one in found], 0.7) < 0.975  # 3 standard errors of 800 trials: 0.023
-    assert coverage([one.estimate for one in found], 0.7 + 3) < 0.3
+    assert 0.927 < coverage([one.estimate for one in found], 0.7) < 0.973  # 3 standard errors of 800 trials: 0.023
+    assert coverage([one.estimate for one in found], 0.7 + 3) < (0.6 if n == 3 else 0.3)
 
 
-def test_pairing_is_chosen_where_it_helps_and_never_widens_the_interval() -> None:
-    shares = {}
+def test_arms_with_common_seeds_are_pairs_whatever_their_correlation() -> None:
     for alike in (0.0, 0.95):
-        found = [statistics.difference(*arms(5, alike, trial)) for trial in range(200)]
-        shares[alike] = sum(one.paired for one in found) / len(found)
-        for trial, one in enumerate(found):
+        for trial in range(20):
             ours, base = arms(5, alike, trial)
-            paired = statistics.of_differences([ours[seed] - base[seed] for seed in ours], "seed").interval
-            assert one.estimate.interval.high - one.estimate.interval.low <= (paired.high - paired.low) * (1 + 1e-9)
-            assert one.estimate.value == pytest.approx(np.mean(list(ours.values())) - np.mean(list(base.values())))
-    assert shares[0.0] < 0.5 < 0.95 < shares[0.95]
+            found = statistics.difference(ours, base)
+            paired = statistics.of_differences([ours[seed] - base[seed] for seed in ours], "seed")
+            assert found.paired
+            assert found.estimate.interval == paired.interval
+
+
+@pytest.mark.parametrize("looks", error_rates.LOOKS)
+def test_looks_together_err_no_more_often_than_one(looks: tuple[int, ...]) -> None:
+    """Nominal 5 %: at most 5.5 % over all looks. The rule before made up to 15 errors in 100."""
+    shared = [error_rates.NOMINAL / len(looks)] * len(looks)
+    assert error_rates.worst(error_rates.paired, looks, shared, 20_000) < 0.055
+    if len(looks) > 1:
+        each = [error_rates.NOMINAL] * len(looks)
+        assert error_rates.worst(error_rates.narrower, looks, each, 5_000) > 0.09
+
+
+def test_the_simulated_rule_is_that_of_verdicts() -> None:
+    rng = np.random.default_rng(0)
+    for looks in (1, 2, 3):
+        ours, base = rng.normal(size=(2, 200, 4))
+        simulated = error_rates.paired(ours, base, error_rates.NOMINAL / looks)
+        found = [
+            statistics.difference(dict(enumerate(a)), dict(enumerate(b)), looks=looks)
+            for a, b in zip(ours, base, strict=True)
+        ]
+        assert simulated.tolist() == [not one.estimate.interval.holds(0) for one in found]
 
 
 def test_few_pairs_are_pairs_and_strangers_are_samples() -> None:
@@ -142,13 +162,13 @@ def test_few_pairs_are_pairs_and_strangers_are_samples() -> None:
         statistics.difference({0: 1.0}, {1: 1.0})
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 12])
-def test_a_minimum_detectable_effect_is_detected_four_times_in_five(n: int) -> None:
+@pytest.mark.parametrize(("n", "looks"), [(2, 1), (3, 1), (5, 1), (5, 2), (12, 1), (12, 3)])
+def test_a_minimum_detectable_effect_is_detected_four_times_in_five(n: int, looks: int) -> None:
     """Against simulation: the truth is as far from 0 as is said, and the spread is the true one."""
     rng, trials = np.random.default_rng(n), 20_000
-    effect = statistics.detectable(1 / math.sqrt(n), n - 1)
+    effect = statistics.detectable(1 / math.sqrt(n), n - 1, looks)
     values = rng.normal(effect, 1, (trials, n))
-    half = statistics.quantile_of_t(n - 1) * values.std(axis=1, ddof=1) / math.sqrt(n)
+    half = statistics.quantile_of_t(n - 1, looks) * values.std(axis=1, ddof=1) / math.sqrt(n)
     assert np.mean(abs(values.mean(axis=1)) > half) == pytest.approx(0.8, abs=0.012)  # 4 standard errors
 
 

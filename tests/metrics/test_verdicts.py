@@ -56,13 +56,13 @@ def test_a_claim_against_its_own_opposite_is_never_upheld_twice() -> None:
 
 
 def test_a_wrong_claim_is_upheld_no_more_often_than_the_interval_says() -> None:
-    """The truth lies just beyond the effect: one interval in 40 may say otherwise, and some more by choosing."""
+    """The truth lies just beyond the effect: one interval in 40 may say otherwise."""
     rng = np.random.default_rng(1)
     upheld = [
         judge("loss", dict(enumerate(rng.normal(0.1001, 0.3, 5))), dict(enumerate(rng.normal(0, 0.3, 5))), 0.1).verdict
         for _ in range(2000)
     ]
-    assert upheld.count("holds") / len(upheld) < 0.045
+    assert upheld.count("holds") / len(upheld) < 0.036
 
 
 def test_what_the_clock_makes_exact_has_no_doubt_and_what_differs_by_seed_keeps_it() -> None:

@@ -121,3 +121,14 @@ def test_a_row_is_a_claim_for_each_of_its_facts(tmp_path: Path) -> None:
 def test_a_row_that_is_wrong_is_named(tmp_path: Path, changed: tuple[str, str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         made(tmp_path, ROWS.replace(*changed, 1), gain=lambda folder, at: {"name": "one", "value": at})
+
+
+def test_a_row_states_how_often_its_judgement_was_sought() -> None:
+    arms = ({0: 1.0, 1: 1.1, 2: 1.3}, {0: 2.0, 1: 2.1, 2: 2.2})
+    once, twice = (judge("loss", *arms, 0.0, looks=looks) for looks in (1, 2))
+    assert twice.interval.high > once.interval.high
+    asked = row(number="f", at_most=0.0, looks=2)
+    (facts,) = claim_rows.facts_of(asked, {"f": lambda folder: {"judgement": twice}}, Path())
+    assert facts["interval"].endswith("97.5 %, 2 looks, 3 seeds")
+    with pytest.raises(SpecError, match="looks = 2, its judgement 1"):
+        list(claim_rows.facts_of(asked, {"f": lambda folder: {"judgement": once}}, Path()))

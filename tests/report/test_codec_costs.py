@@ -1,4 +1,4 @@
-"""The rate-distortion figure: every codec is there, in both panels."""
+"""The rate-distortion figure: the best codecs are named, in both panels."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ FOUND = CodecBenchmark(
 )
 
 
-def test_every_codec_is_in_the_figure(tmp_path: Path) -> None:
+def test_the_best_codecs_at_their_size_are_named(tmp_path: Path) -> None:
     codec_costs.save_rate_distortion(FOUND, tmp_path / "figure.png")
     svg = (tmp_path / "figure.svg").read_text(encoding="utf8")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-    for label in ("1 fp32", "2 int8", "3 int8 [somebody 1.0]", "4 topk(0.1)", "5 delta-int8"):
-        assert label.replace(" ", "\u00a0") in svg
+    assert all(label in svg for label in ("fp32", "topk(0.1)", "delta-int8"))
+    assert "somebody" not in svg
+    assert ">int8" not in svg
     assert "activations X" in svg
     assert "gradients G" in svg
     assert "sparse and low rank" in svg

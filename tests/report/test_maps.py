@@ -47,7 +47,7 @@ def test_smaller_payloads_pay_on_slow_links_and_the_baseline_is_enough_on_fast_o
 def test_every_device_has_a_panel_and_units_are_named(played: Path, draw) -> None:  # type: ignore[no-untyped-def]
     with style.applied():
         figure = draw(maps.grids(experiments.runs_frame(played)), "A finding", "how it was made")
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["slow", "quick"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["slow, against fp32", "quick, against fp32"]
     assert all("ms" in axes.get_xlabel() or "bit/s" in axes.get_xlabel() for axes in figure.axes)
     assert {"A finding", "how it was made"} <= {text.get_text() for text in figure.texts}
 
@@ -79,3 +79,20 @@ def test_up_to_the_limit_it_pays_and_beyond_it_no_longer(gains: list[float]) -> 
 def test_what_is_missing_is_left_out_of_a_limit() -> None:
     assert stops_paying_bps([1, 10, 100], [2, math.nan, 1]) == stops_paying_bps([1, 100], [2, 1])
     assert math.isnan(stops_paying_bps([1, 10], [math.nan, math.nan]))
+
+
+def test_a_device_that_computes_in_bf16_is_compared_with_bf16(played: Path) -> None:
+    frame = experiments.runs_frame(played)
+    half = frame.assign(**{"compute.source": frame["compute.source"] + " in bf16"})
+    for grid, plain in zip(maps.grids(half), maps.grids(frame), strict=True):
+        assert (grid.baseline, list(grid.step_s)) == ("bf16", ["bf16", "int8"])
+        np.testing.assert_array_equal(grid.speed_up("int8"), plain.step_s["bf16"] / plain.step_s["int8"])
+        np.testing.assert_array_equal(grid.gain, grid.step_s["bf16"] / grid.best_s)
+
+
+def test_links_on_which_tcp_slows_the_baseline_are_known(played: Path) -> None:
+    frame = experiments.runs_frame(played)
+    far = (frame.round_trip_s > 0.05) & (frame.codec == "fp32")
+    slow = frame.assign(step_s=np.where(far, 2 * frame.ideal_step_s, frame.ideal_step_s))
+    for grid in maps.grids(slow):
+        assert grid.slowed.tolist() == [[False] * 3, [True] * 3]
