@@ -159,12 +159,12 @@ def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
 
 def _points(panel: Axes, shown: list[CodecCost]) -> None:
     marks, best = list[Mark](), math.inf
-    for cost in sorted(shown, key=lambda cost: (cost.bits_per_value, cost.relative_error)):
+    for cost in sorted(shown, key=lambda cost: (cost.bits_per_value, cost.relative_error or 0.0)):
         _, colour, marker = _family(cost)
         x, y = cost.bits_per_value, max(cost.relative_error or 0.0, _FLOOR)
         panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
-        if y < best:
-            marks, best = [*marks, Mark(x, y, _label(cost), colour)], y
+        marks.append(Mark(x, y, _label(cost) if y < best else "", colour))
+        best = min(best, y)
     label_marks(panel, marks)
 
 

@@ -38,7 +38,7 @@ class _Spot(NamedTuple):
 
 
 def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
-    """Label the marks of a panel whose scales and limits are set. Overlapping marks share a label."""
+    """Label the marks of a panel whose scales and limits are set, if they have text. Overlapping ones share a label."""
     figure = panel.get_figure(root=True)
     assert figure is not None  # `canvas` made the panel
     figure.draw_without_rendering()  # computes the layout, which determines the free places next to marks
@@ -52,7 +52,8 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
             near.marks.append(mark)
     taken = [spot.box for spot in spots]
     for spot in spots:
-        text = ", ".join(mark.label for mark in spot.marks)
+        if not (text := ", ".join(mark.label for mark in spot.marks if mark.label)):
+            continue
         box = _free(spot, _DIGIT * len(text), taken)
         taken.append(box)
         first = spot.marks[0]

@@ -129,12 +129,12 @@ def test_labels_of_the_figure_cover_no_point_and_no_label() -> None:
     """Of codecs that lie close together, on a line and in a heap."""
     shown = [
         CodecCost(
-            codec="int8", direction="forward", values=100, encode_s=1e-3, decode_s=1e-3, payload_bytes=100,
+            codec="x", direction="forward", values=100, encode_s=1e-3, decode_s=1e-3, payload_bytes=100,
             bits_per_value=bits, relative_error=error,
         )
         for bits, error in [
-            *((2 + 0.15 * k, 0.1) for k in range(8)),
-            *((8 + 0.2 * k, 0.01 * 1.15**k) for k in range(6)),
+            *((2 + 0.15 * k, 0.1 * 0.99**k) for k in range(8)),
+            *((8 + 0.2 * k, 0.01 * 0.85**k) for k in range(6)),
         ]
     ]  # fmt: skip
     figure = Figure(figsize=(5, 5))
@@ -143,7 +143,7 @@ def test_labels_of_the_figure_cover_no_point_and_no_label() -> None:
     panel.set_yscale("log")
     panel.set_xlim(0.2, 40)
     panel.set_ylim(1e-5, 6)
-    codec_costs._points(panel, shown, {"int8": 17})
+    codec_costs._points(panel, shown)
     renderer = FigureCanvasAgg(figure).get_renderer()
     labels = [text.get_window_extent(renderer) for text in panel.texts]
     assert len(labels) >= 5
