@@ -44,7 +44,7 @@ def test_every_table_can_be_made(experiment: Path) -> None:
         known |= {name for name in names if name.startswith("data.")}  # of data parallel cells
         varied = tuple(f"compute.{name}" for name in Varied.model_fields)
         known |= {name for name in names if name.startswith(varied)}  # of cells whose durations vary
-        known.add("lost")  # of asynchronous cells
+        known |= {"lost", "resumed_at"}  # of asynchronous cells, and of live runs that resumed a checkpoint
         known |= {name for name in names if name.startswith("worst.")}  # of runs with a step like no other
         known |= {name for name in names if name.startswith("sites.") or ".background" in name}  # of some networks
         known.add("tcp_rto_max_ms")
