@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,8 +51,10 @@ def run_place(
         ) as wiring:
             loaded = training.load(place)
             wiring.connect()
-            for connection in wiring.connections.values():
-                connection.spoiled = _spoiling(job)
+            if any(fault.frame for fault in job.faults):
+                spoiled = _spoiling(job)
+                for connection in wiring.connections.values():
+                    connection.spoiled = spoiled
             node = training.node(place, loaded, lambda peer: wiring.connections[peer].measure())
             ending = training.ending(job, wiring.gather, asked)
             kept = PlaceCheckpoints(job, node) if job.checkpoints is not None else None
@@ -94,9 +98,17 @@ def run_place(
 
 
 def _spoiling(job: PlaceJob) -> Callable[[int], str | None]:
-    """Return what becomes of a message that leaves at a time: each fault of the place's frames is that of the next."""
-    due = [(job.played_at_ns + fault.at_ns, fault.frame) for fault in job.faults if fault.frame is not None]
-    return lambda now_ns: due.pop(0)[1] if due and due[0][0] <= now_ns else None
+    """Return what tells the place's connections, each in its own thread, what becomes of a message that leaves at a
+    time: a fault of the place's frames is that of the next one, to whomever.
+    """
+    due = deque((job.played_at_ns + fault.at_ns, fault.frame) for fault in job.faults if fault.frame is not None)
+    turn = threading.Lock()
+
+    def spoiled(now_ns: int) -> str | None:
+        with turn:
+            return due.popleft()[1] if due and due[0][0] <= now_ns else None
+
+    return spoiled
 
 
 def takes(job: PlaceJob, training: Training) -> Takes | None:

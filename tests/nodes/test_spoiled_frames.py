@@ -41,6 +41,13 @@ def test_a_spoiled_frame_ends_the_run_and_is_named(kind: Kind, frame: str) -> No
         raise TransportError("\n".join(errors))
 
 
+def test_one_message_is_spoiled_and_not_one_to_each_peer() -> None:
+    ran = run(replicas("all-to-all", "ef(topk(0.05))"), "missing")
+    ended = [any(record.step == 0 for record in records) for records in ran.records]
+    assert ended[1], "it has the messages of both others"
+    assert ended.count(True) == 2, "one of them has its message"
+
+
 def test_a_fault_after_the_end_spoils_nothing() -> None:
     kind = pipeline("delta-int8")
     calm = run(kind, "damaged", at_ns=10**13)
