@@ -205,6 +205,7 @@ The grade says how strong the evidence is:
 
 {grades}
 
+A verdict judges the published claim, or the one that the experiment's README states; the finding may be its opposite.
 No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). A claim *holds* or *fails* if the whole
 95 % interval (97.5 or 98.3 % if two or three looks share the error) is on one side of its bound; otherwise it is *not
 resolved*. A claim of a paper holds or fails only with grade A or B, in its own measure and at a stated part of its
