@@ -163,8 +163,8 @@ def states_or_activations(folder: Path, codec: str) -> Iterator[Facts]:
     cells = predicted.cells(folder)
     steps = cells[cells.grid == "pipeline"].set_index(["codec", "links"]).step_s
     for facts in state_gains(folder, codec):
-        speed_up = steps[CODEC, facts["link"]] / steps[codec, facts["link"]]
-        if facts["mtbf"] == "10 min":
+        if facts["mtbf"] == "10 min" and (codec, facts["link"]) in steps:
+            speed_up = steps[CODEC, facts["link"]] / steps[codec, facts["link"]]
             yield {**facts, "value": facts["value"] / speed_up, "gain": facts["value"], "speed_up": speed_up}
 
 
