@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -187,7 +188,8 @@ def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -
         agenda = conduct.make_agenda(loaded, "relay", Choice(quick), experiment.results, clock="virtual")
         runs, seconds = planned.predicted(agenda, experiment.results, host)
     except TestbedError as error:
-        return str(error), takes_s if step.predicts else 0.0
+        # What is missing, without the settings of the cell that needs it: the command itself states those too.
+        return re.sub(r"^cell .*?: (?=model )", "", str(error)), takes_s if step.predicts else 0.0
     return f"{runs} runs" if runs else "", seconds
 
 

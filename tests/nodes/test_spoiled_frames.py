@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "tiny_models")
 SAYS = {
     "damaged": r"the payload of the .* is damaged: its CRC does not match",
     "repeated": r"the peer sent the .* twice",
-    "missing": r"waited for the .*, but the peer sent the|nothing arrived within 3 s of waiting for the",
+    "missing": r"waited for the .*, but the peer sent the|nothing arrived within 12 s of waiting for the",
     "foreign": r"a frame of another run: token f{32}, expected 0{32}",
 }
 
@@ -28,7 +28,7 @@ def run(kind: Kind, frame: str, at_ns: int = 0) -> RanPlaces:
     fault = NodeFault.model_validate({"node": 1, "at_ns": at_ns, "for_ns": 1, "frame": frame})
     cell = kind.cell.model_copy(update={"fault": (fault,)})
     told = {"played_at_ns": time.monotonic_ns()}
-    limits = Limits(connect_s=300, message_s=3 if frame == "missing" else 300)  # a silence is what "missing" waits for
+    limits = Limits(connect_s=300, message_s=12 if frame == "missing" else 300)  # a silence is what "missing" waits for
     return run_places(cell, lambda setting: training, told=told, limits=limits, **kind.told)
 
 
