@@ -226,8 +226,7 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
     if "exchanged_bytes" in frame:  # a hybrid's formula is a floor
         assert (frame.formula_s <= frame.step_s).all()
     undisturbed = [
-        not any(_disturbed(profile, each.cell.scale) for profile in each.cell.profiles)
-        and not _shares(each.cell.shape)
+        not any(_disturbed(profile, each.cell.scale) for profile in each.cell.profiles) and not _shares(each.cell.shape)
         for each in planned
     ]
     assert (share[undisturbed].dropna() < 0.1).all()
@@ -243,8 +242,8 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
 
 
 def _disturbed(profile: LinkProfile, scale: int) -> bool:
-    """Say whether packets are dropped: by the link, its queue, or a buffer that holds few of a scaled link's packets."""
-    drops = any(
+    """Say whether packets are dropped: by the link, its queue, or a buffer of few packets of a scaled link."""
+    """Say whether packets are dropped: by the link, its queue, or a buffer of few packets of a scaled link."""
         pipe.mean_loss or pipe.queue not in (None, "fifo") or (scale > 1 and pipe.buffer_bytes // scale < 32 * 1514)
         for pipe in profile.pipes
     )
