@@ -243,7 +243,7 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
 
 def _disturbed(profile: LinkProfile, scale: int) -> bool:
     """Say whether packets are dropped: by the link, its queue, or a buffer of few packets of a scaled link."""
-    """Say whether packets are dropped: by the link, its queue, or a buffer of few packets of a scaled link."""
+    drops = any(
         pipe.mean_loss or pipe.queue not in (None, "fifo") or (scale > 1 and pipe.buffer_bytes // scale < 32 * 1514)
         for pipe in profile.pipes
     )
