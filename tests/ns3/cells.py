@@ -31,8 +31,15 @@ class Cell(NamedTuple):
 def job_trace(job: str, steps: int) -> Trace:
     """Return a job: a pipeline of 3 stages, or 4 nodes that each send a message to every other."""
     if job == "pipeline":
-        work_ns = {"forward_ns": 20_000_000, "backward_ns": 40_000_000, "update_ns": 5_000_000}
-        return pipeline_trace(stages=3, microbatches=4, steps=steps, message_bytes=131_072, **work_ns)
+        return pipeline_trace(
+            stages=3,
+            microbatches=4,
+            steps=steps,
+            message_bytes=131_072,
+            forward_ns=20_000_000,
+            backward_ns=40_000_000,
+            update_ns=5_000_000,
+        )
     return exchange_trace(4, steps, 65_536, 50_000_000)
 
 

@@ -75,7 +75,7 @@ def _play(chosen: list[Cell]) -> list[list[Any]]:
         outcomes = iter(
             play_jobs([j for each in jobs for j in each], clock="virtual", folder=folder / "w", kernel=_clock_kernel())
         )
-        plays = []
+        plays: list[list[Any]] = []
         for cell, each in zip(chosen, jobs, strict=True):
             trace = job_trace(cell.job, LOSSY_STEPS if cell.lossy else STEPS)
             plays.append([])
