@@ -120,13 +120,17 @@ def _row(cell: Cell, kernel: list[Any], formula_ns: float, simulated: list[Any])
     here, there = (fmean(step for step, _ in plays) for plays in (kernel, simulated))
     row: dict[str, Any] = {"links": cell.profile.name, "job": cell.job}
     row |= {"formula_ms": f"{formula_ns / 1e6:.3f}", "kernel_ms": f"{here / 1e6:.3f}", "ns3_ms": f"{there / 1e6:.3f}"}
-    row |= {"kernel_to_ns3": f"{here / there - 1:+.2%}", "kernel_to_formula": f"{here / formula_ns - 1:+.2%}"}
+    row |= {"kernel_to_ns3": _apart(here, there), "kernel_to_formula": _apart(here, formula_ns)}
     errors = [_error([step for step, _ in plays]) for plays in (kernel, simulated)]
     spread = 2 * sqrt(sum((error / mean) ** 2 for error, mean in zip(errors, (here, there), strict=True)))
-    row |= {"uncertain_by": f"{spread:.2%}" if cell.lossy else ""}
+    row |= {"uncertain_by": f"{spread:.2%}" if cell.profile.by_chance else ""}
     row |= {"kernel_again_kB": f"{fmean(again for _, again in kernel) / 1e3:.1f}"}
     row |= {"ns3_timeouts": f"{fmean(timeouts for _, timeouts in simulated):.1f}"}
     return row
+
+
+def _apart(one: float, other: float) -> str:
+    return f"{round(one / other - 1, 4) + 0.0:+.2%}"  # no -0.00 %
 
 
 def _error(steps: list[float]) -> float:
