@@ -60,7 +60,7 @@ def of_characters() -> list[float]:
     train, tested = text[starts[:, None] + np.arange(length + 1)], characters.validation().numpy()
     counts = np.bincount(train[:, 1:].ravel(), minlength=vocabulary) + 1.0
     unigram = float(-np.log(counts / counts.sum())[tested[:, 1:]].mean())
-    return [round(value, 4) for value in (unigram, floor.of_pairs(train, tested, vocabulary))]
+    return [round(value, 4) for value in (unigram, floor.of_pairs([train], tested, vocabulary))]
 
 
 def rows() -> list[Row]:

@@ -6,7 +6,7 @@ All times are nanoseconds of CLOCK_MONOTONIC, which every process on the host sh
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -162,6 +162,17 @@ class StepRecord(Frozen):
 
 
 # ------------------------------------------------------------------ training.json
+class Floors(NamedTuple):
+    """Losses on the validation batches of two tables of the training text (`workloads.floor`), in nats per token; None
+    for images, or in old records.
+    """
+
+    unigram: float | None = None
+    """Of the frequency of each token."""
+    bigram: float | None = None
+    """Of the tokens that follow each token."""
+
+
 class TrainingRecord(Frozen):
     """A successful training in one process (`training.alone`)."""
 
@@ -175,7 +186,9 @@ class TrainingRecord(Frozen):
     taken_at: str
     """UTC, ISO 8601, at its end."""
     unigram_floor: float | None = None
-    """Unigram floor of the training text (`workloads.floor`), in nats per token; None for images, or in old records."""
+    """See `Floors`."""
+    bigram_floor: float | None = None
+    """See `Floors`."""
     finished_by: str | None = Field(default=None, exclude_if=is_none)
     """Name of the manifest of its folder, its last file; None in old records, whose folders have none."""
     weights: tuple[str | None, ...] = Field(default=(), exclude_if=operator.not_)
@@ -622,6 +635,11 @@ class WorstStep(Frozen):
     """From its start to that of the first step of normal duration; None: the run ended first."""
 
 
+FLOORS = {
+    "unigram": "the frequency of each token in the training part",
+    "bigram": "how often each token follows which other there",
+}
+"""What the model of each floor knows."""
 NEAR_FLOOR = 0.1
 """Margin below the unigram floor, in nats, that shows that a model learned more than word frequencies."""
 
@@ -695,6 +713,8 @@ class Summary(Frozen):
     unigram_floor: float | None = None
     """Loss, on the same validation batches, of a model that knows only the token frequencies of the training part; None
     for images, or in old records."""
+    bigram_floor: float | None = None
+    """The same of a table of the tokens that follow each token."""
     overrun_share: float | None = None
     """Share of the measured steps' actions whose maths took longer than the emulated device; None if nothing is
     paced."""
@@ -702,6 +722,11 @@ class Summary(Frozen):
     """Mean number of cores kept busy by the maths of all stages in the measured steps; None if nothing is paced."""
     wall_s: float | None
     """From the start of the first step to the end of the last."""
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """The known floors, by name."""
+        return {name: floor for name in FLOORS if (floor := getattr(self, f"{name}_floor")) is not None}
 
     @property
     def at_floor(self) -> bool:

@@ -16,7 +16,7 @@ from testbed.metrics.steps import PipelineStep, align, counted, durations_s, ove
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.metrics.worst_step import worst_step
-from testbed.records import LabRecord, RunCertificates, Sample, Split, StageCosts, StepRecord, Summary
+from testbed.records import Floors, LabRecord, RunCertificates, Sample, Split, StageCosts, StepRecord, Summary
 from testbed.spec import Cell, PipelineSpec
 
 
@@ -72,7 +72,7 @@ def summarise(
     error: str | None,
     costs: Sequence[StageCosts] | None = None,
     steady: tuple[int, int] | None = None,
-    floor: float | None = None,
+    floors: Floors | None = None,
     lost: Mapping[str, str] | None = None,
     samples: Iterable[Sample] = (),
 ) -> Summary:
@@ -82,11 +82,12 @@ def summarise(
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
     those of the cell's recipe in the sweep's calibration, by stage; `steady` is the repetition that a player proved, as
-    first step and period; `floor` is the unigram floor of the text. `lost`: nodes lost during training, by name, with
+    first step and period; `floors` are those of the text. `lost`: nodes lost during training, by name, with
     the reason; their incomplete records are ignored. `samples`: those of the links' counters, read only for the worst
     step. ResultsError for inconsistent records.
     """
     lost = dict(lost or {})
+    unigram, bigram = floors or Floors()
     steps = align([records for name, records in zip(cell.node_names, stages, strict=False) if name not in lost])
     train = [step for step in steps if step.phase == "train"]
     chosen = counted(steps, None if steady is None else steady[0])
@@ -132,7 +133,8 @@ def summarise(
         validation_loss=_last_loss(steps, "evaluation"),
         validation_accuracy=next((step.accuracy for step in reversed(steps) if step.phase == "evaluation"), None),
         uncompressed_loss=_last_loss(steps, "uncompressed"),
-        unigram_floor=floor,
+        unigram_floor=unigram,
+        bigram_floor=bigram,
         overrun_share=overrun_share(chosen),
         duty=busy_cores(chosen),
         wall_s=(train[-1].end_ns - train[0].begin_ns) / 1e9 / dilation if train else None,

@@ -16,7 +16,7 @@ from testbed import results
 from testbed.directions import LINK_DIRECTIONS
 from testbed.metrics import PipelineStep, align
 from testbed.metrics.worst_step import describe_worst_step
-from testbed.records import Calibration, Certificate, Duration, Measurement
+from testbed.records import FLOORS, Calibration, Certificate, Duration, Measurement
 from testbed.report import numbers, tables
 from testbed.report.canvas import link_words
 from testbed.report.certificate_text import measurement_cells, run_bound_words, share_text
@@ -149,6 +149,7 @@ def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable
         *shown,
         ("ideal step", numbers.seconds(summary.ideal_step_s), "the same compute and bytes over ideal links"),
         ("retransmitted", numbers.size(summary.retransmitted_bytes_per_step), "per step"),
+        *((f"{of} floor", f"{loss:.4f}", f"nats, {FLOORS[of]}") for of, loss in summary.floors.items()),
         ("steps measured", str(summary.measured_steps), entry.count),
         *(
             ("worst step", numbers.seconds(worst.seconds), f"run {result.run.number}: {describe_worst_step(worst)}")

@@ -179,8 +179,9 @@ class Entry:
             marks.append(said)
         marks += dict.fromkeys(result.tuning for result in self.good if result.tuning)
         if any(result.measured.at_floor for result in self.good):
-            floor = self.good[0].measured.unigram_floor
-            marks.append(f"within {NEAR_FLOOR:g} of the unigram floor or above, {floor:.2f}")
+            unigram, *bigram = self.good[0].measured.floors.values()
+            below = "".join(f" (bigram floor: {floor:.2f})" for floor in bigram)
+            marks.append(f"within {NEAR_FLOOR:g} of the unigram floor or above, {unigram:.2f}{below}")
         ended = {result.measured.ended for result in self.good}
         marks += [f"ended by {why}" for why in ("target", "budget") if why in ended]
         return tuple(marks)

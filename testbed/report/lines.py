@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from testbed.metrics import LossPoint, RunSteps, bands
+from testbed.records import FLOORS
 from testbed.report.canvas import (
     Drawing,
     Handle,
@@ -81,29 +82,32 @@ def differences(
     return less
 
 
-def floors(group: Group) -> list[float]:
-    """Return the unigram floors of a group's texts: a single one if all runs learned the same text."""
-    known = {entry.measured.unigram_floor for entry in group.entries if entry.ok}
-    return sorted(floor for floor in known if floor is not None)
+def floors(group: Group) -> dict[str, list[float]]:
+    """Return the known floors of a group's texts, by name: a single one each if all runs learned the same text."""
+    known: dict[str, set[float]] = {}
+    for entry in group.entries:
+        for name, floor in entry.measured.floors.items() if entry.ok else ():
+            known.setdefault(name, set()).add(floor)
+    return {name: sorted(values) for name, values in known.items()}
 
 
-def draw_floor(axes: Axes, floor: float) -> None:
-    """Draw the unigram floor as a labelled line, if it is within the axis; a model with a loss above it has learned
-    word frequencies at best.
+def draw_floors(axes: Axes, floors: Mapping[str, Sequence[float]]) -> None:
+    """Draw the floors within the axis as labelled lines; a model with a loss above one has learned no more than its
+    table.
     """
     low, high = axes.get_ylim()
-    if low <= floor <= high:
-        level(axes, floor, f"unigram floor {floor:.2f}")
+    for name, values in floors.items():
+        for floor in values:
+            if low <= floor <= high:
+                level(axes, floor, f"{name} floor {floor:.2f}")
 
 
-def floor_words(floors: Sequence[float]) -> str:
-    """Explain the line of the floor, for a caption; empty if no floor is known."""
-    if not floors:
-        return ""
-    values = " or ".join(f"{floor:.2f}" for floor in floors)
-    return (
-        f" Unigram floor: {values} nats, the loss of a model that knows only the frequency of each token in the "
-        "training part."
+def floor_words(floors: Mapping[str, Sequence[float]]) -> str:
+    """Explain the lines of the floors, for a caption; empty if no floor is known."""
+    return "".join(
+        f" {name.capitalize()} floor: {' or '.join(f'{floor:.2f}' for floor in values)} nats, the loss of a model that "
+        f"knows only {FLOORS[name]}."
+        for name, values in floors.items()
     )
 
 
@@ -169,8 +173,7 @@ def loss_against_time(group: Group, foot: str) -> Drawing:
         if losses:
             margin = 0.04 * (max(losses) - min(losses)) or 0.5
             axes.set_ylim(min(losses) - margin, max(losses) + margin)
-        for floor in floors(group):
-            draw_floor(axes, floor)
+        draw_floors(axes, floors(group))
         if index % columns_for(len(panels)) == 0:
             axes.set_ylabel(f"loss, nats per {group.token}")
         else:
@@ -204,8 +207,7 @@ def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
         line = combine_curves(runs, differences([smooth(run.train) for run in runs], runs, train))
         marks = combine_curves(runs, differences([run.validation for run in runs], runs, validation))
         _draw(right, line, marks, entry, look, time=False)
-    for floor in floors(group):
-        draw_floor(left, floor)
+    draw_floors(left, floors(group))
     left.set_title("loss")
     left.set_ylabel(f"loss, nats per {group.token}")
     right.set_title("difference from fp32 (above 0 is worse)")

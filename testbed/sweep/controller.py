@@ -9,14 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from testbed import paths
 from testbed.errors import StageError, TestbedError
 from testbed.process import run_program
 from testbed.records import RunCertificates, StageCosts
 from testbed.runtime.control_plane import Ended
-from testbed.spec import Cell, ImagesSpec, TextSpec, Workload, recipe_of
+from testbed.spec import Cell, ImagesSpec, Workload, recipe_of
 from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
 from testbed.sweep.environment import hold_machine
 from testbed.sweep.interrupt import Interrupt
@@ -24,7 +22,7 @@ from testbed.sweep.live_session import Session, Tokens, network_of
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
 from testbed.workloads import networks, windows
-from testbed.workloads.floor import unigram_floor
+from testbed.workloads.floor import floors_of
 
 
 def run_cells(
@@ -111,7 +109,7 @@ class _Runner(RunRecorder):
     def make(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
         """Certify, train, certify; return why training ended."""
         cell, phase = self.cell, self.progress.phase
-        self.known["floor"] = floor_of(cell.workload, tokens)
+        self.known["floors"] = floors_of(tokens.path, cell.workload, tokens.vocabulary)
         # Links may still vary from the previous run.
         self.note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         phase("certifying the links")
@@ -150,10 +148,3 @@ def prepare(workload: Workload) -> Tokens:
     prepared = json.loads(lines[-1])
     windows.check_text_for(workload, int(prepared["tokens"]))
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))
-
-
-def floor_of(workload: Workload, tokens: Tokens) -> float | None:
-    """Return the unigram floor of a prepared text, in nats per token; None for images."""
-    if not isinstance(workload, TextSpec):
-        return None
-    return unigram_floor(np.load(tokens.path, mmap_mode="r"), workload, tokens.vocabulary)

@@ -27,7 +27,7 @@ from testbed.runtime.pacing import Coding
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import playing
 from testbed.sweep.calibrations import BUDGET_S
-from testbed.sweep.controller import floor_of, prepare
+from testbed.sweep.controller import prepare
 from testbed.sweep.environment import Means
 from testbed.sweep.live_in_guest import LiveRun, Told
 from testbed.sweep.live_session import Tokens
@@ -37,6 +37,7 @@ from testbed.training.memory_need import available_memory, predict_live_memory
 from testbed.units import format_size
 from testbed.vm.guest import Guest, start_guest
 from testbed.vm.kernel import GuestKernel
+from testbed.workloads.floor import floors_of
 
 _PROGRAM: Final = "testbed.sweep.live_in_guest"
 _GUEST_BYTES = 768 << 20
@@ -119,7 +120,8 @@ class _VirtualRunner(RunRecorder):
         """Boot a guest that makes the run, and monitor it to its end. StageError if it fails, SpecError for a user
         error. `links`: the certificates of the links.
         """
-        self.known["floor"], self.link_seed = floor_of(self.cell.workload, tokens), link_seed
+        self.known["floors"] = floors_of(tokens.path, self.cell.workload, tokens.vocabulary)
+        self.link_seed = link_seed
         with ExitStack() as stack:
             aside = stack.enter_context(paths.scratch_folder("testbed-live-"))
             order = LiveRun(

@@ -29,6 +29,7 @@ from testbed.profiles import LinkProfile
 from testbed.records import (
     Calibration,
     Certificate,
+    Floors,
     LabRecord,
     RunCertificates,
     StepRecord,
@@ -75,7 +76,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         return failures
     recipes = {recipe.id: recipe for recipe in map(recipe_of, runs)}
     training = {name: trainings.load_training(trained.folders[name], of) for name, of in recipes.items()}
-    floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
+    floors = {recipe: trainings.floors_of(path) for recipe, path in trained.folders.items()}
     guest_kernel = vm.find_clock_kernel() if means.clock == "virtual" else None
     costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, BUDGET_S)
     cores = len(os.sched_getaffinity(0))
@@ -175,7 +176,7 @@ class _Player:
     aside: Path
     """Folder of the player's results until they are converted to records."""
     training: Mapping[str, Training]
-    floors: Mapping[str, float | None]
+    floors: Mapping[str, Floors]
     costs: Calibration
     links: Mapping[LinkProfile, Certificate]
     """Certificates from the virtual clock."""
@@ -261,7 +262,7 @@ class _Player:
             (file := run.run.folder / f"steps-{node}.jsonl").write_text(lines, encoding="utf8")
             paths.give_to_user(file)
         run.note_certificates(self._certificates(cell, played, nodes))
-        run.known |= {"steady": played.steady, "floor": self.floors[recipe_of(cell).id]}
+        run.known |= {"steady": played.steady, "floors": self.floors[recipe_of(cell).id]}
         return nodes
 
     def _certificates(self, cell: Cell, played: Played, stages: Sequence[Sequence[StepRecord]]) -> RunCertificates:

@@ -23,7 +23,7 @@ from testbed import forks, manifest, paths, results
 from testbed.codecs.catalogue import placement
 from testbed.errors import ResultsError, TestbedError, UserError
 from testbed.jobs.pipeline import orders_of
-from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
+from testbed.records import Floors, ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
 from testbed.runtime.control_plane import host_environment
 from testbed.spec import PREPARED_BY, PipelineSpec, Recipe, TextSpec, Workload
@@ -189,9 +189,10 @@ def final_loss(folder: Path) -> float | None:
     return losses[-1] if losses else None
 
 
-def floor_of(folder: Path) -> float | None:
-    """Return the unigram floor stored with a finished training."""
-    return results.read_json(folder / "training.json", TrainingRecord).unigram_floor
+def floors_of(folder: Path) -> Floors:
+    """Return the floors stored with a finished training."""
+    record = results.read_json(folder / "training.json", TrainingRecord)
+    return Floors(record.unigram_floor, record.bigram_floor)
 
 
 def load_training(folder: Path, recipe: Recipe | None = None) -> tuple[list[StepRecord], ...]:

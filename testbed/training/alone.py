@@ -17,8 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-import numpy as np
-
 from testbed import manifest, paths, results
 from testbed.codecs.kept_state import digest_of
 from testbed.errors import SpecError, TestbedError, status_of
@@ -32,10 +30,10 @@ from testbed.records import TrainingRecord
 from testbed.runtime import failures
 from testbed.runtime.frame import HEADER_BYTES
 from testbed.runtime.step_log import OnHostClock, Records, Report
-from testbed.spec import Recipe, TextSpec
+from testbed.spec import Recipe
 from testbed.training.checkpoints import Checkpoints, TogetherRun
 from testbed.training.kinds import Training, set_up_torch, training_of
-from testbed.workloads.floor import unigram_floor
+from testbed.workloads.floor import floors_of
 
 
 class AloneJob(Frozen):
@@ -120,13 +118,15 @@ def train_alone(job: AloneJob, report: Report = lambda message: None) -> Trainin
             ]
             training = training_of(Setting(recipe, job.vocabulary, job.tokens))
             trained = train_together(training, outputs, report=report, checkpoints=checkpoints)
+        peak, floors = _peak_memory_bytes(), floors_of(Path(job.tokens), recipe.workload, job.vocabulary)
         record = TrainingRecord(
             recipe=recipe,
             ended=_without_budget(trained.ended),
             seconds=round(trained.lasted_ns / 1e9, 3),
-            peak_memory_bytes=_peak_memory_bytes(),
+            peak_memory_bytes=peak,
             taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            unigram_floor=_floor(job),
+            unigram_floor=floors.unigram,
+            bigram_floor=floors.bigram,
             finished_by=manifest.NAME,
             weights=trained.weights,
             resumed=() if checkpoints is None else checkpoints.resumed,
@@ -147,13 +147,6 @@ def train_alone(job: AloneJob, report: Report = lambda message: None) -> Trainin
             raise failures.out_of_memory(who, "during training", error) from error
         raise
     return record
-
-
-def _floor(job: AloneJob) -> float | None:
-    spec = job.recipe.workload
-    if not isinstance(spec, TextSpec):
-        return None
-    return unigram_floor(np.load(job.tokens, mmap_mode="r"), spec, job.vocabulary)
 
 
 def _peak_memory_bytes() -> int:

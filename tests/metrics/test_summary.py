@@ -8,7 +8,7 @@ from testbed.errors import ResultsError
 from testbed.metrics import align, loss_curve, measured, summarise
 from testbed.metrics.compare import run_steps
 from testbed.metrics.traffic import traffic
-from testbed.records import FRAME_HEADER_BYTES, ActionRecord, RunCertificates, StepRecord, Summary
+from testbed.records import FRAME_HEADER_BYTES, ActionRecord, Floors, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, Paced
 from tests.synthetic import Pipeline, cell, pipe, profile, summed, train
 
@@ -121,6 +121,13 @@ def test_a_run_without_records_has_no_numbers() -> None:
     numbers = summary.model_dump(exclude=stated)
     assert set(numbers.values()) == {None}
     assert (summary.steps, summary.measured_steps, summary.error) == (0, 0, "stage 1 died")
+
+
+def test_the_floors_that_are_known_are_noted_by_name() -> None:
+    both = {"unigram": 6.6, "bigram": 4.7}
+    for floors, named in ((Floors(**both), both), (Floors(6.6), {"unigram": 6.6}), (None, {})):
+        summary = summarise(cell(), None, None, [[], [], []], status="failed", error="died", floors=floors)
+        assert summary.floors == named
 
 
 def test_a_step_that_not_every_stage_finished_is_left_out() -> None:

@@ -31,7 +31,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = write_run(folder, what, Pipeline(what.profiles[0]))
         loss = change_summary(run).validation_loss
         assert loss is not None
-        change_summary(run, unigram_floor=loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0))
+        change_summary(run, unigram_floor=loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0), bigram_floor=1.25)
     marks = {chosen[1].id: f"{RATE} at the end of the values tried"}
     return record_sweep(folder, (*chosen, *stated), tuned=True, marks=marks, stated=tuple(what.id for what in stated))
 
@@ -41,7 +41,7 @@ def test_marks_stand_with_the_arm_that_they_are_of_and_no_other(swept: Path) -> 
     marks = {(entry.cell.codec, entry.cell.optimiser.learning_rate): entry.marks for g in groups for entry in g.entries}
     tuned = marks.pop(("int8", 1e-3))
     assert any("at the end of the values tried" in mark for mark in tuned)
-    assert any("unigram floor" in mark for mark in tuned)
+    assert any("unigram floor" in mark and "(bigram floor: 1.25)" in mark for mark in tuned)
     assert not any("values tried" in mark or "floor" in mark for several in marks.values() for mark in several)
 
 
@@ -59,12 +59,32 @@ def test_the_floor_is_drawn_where_it_lies_within_the_axis_and_named_in_the_capti
     groups = collect.groups(collect.read_runs(collect.latest(swept)))
     (group,) = [group for group in groups if RATE in group.own and "as" in group.label]
     known = lines.floors(group)
-    assert known == sorted(known)
+    assert list(known) == ["unigram", "bigram"]
     drawing = lines.loss_against_time(group, "settings")
     (axes,) = drawing.figure.axes
     low, high = axes.get_ylim()
     level = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 2]
     drawn = {ends[0] for ends in level if ends[0] == ends[1]}
-    assert {floor for floor in known if low <= floor <= high} <= drawn
-    for floor in known:
+    every = [floor for values in known.values() for floor in values]
+    assert {floor for floor in every if low <= floor <= high} <= drawn
+    for floor in every:
         assert f"{floor:.2f}" in drawing.caption
+
+
+def test_a_caption_names_the_floors_that_are_known() -> None:
+    frequencies = "the frequency of each token in the training part"
+    old = f" Unigram floor: 6.60 nats, the loss of a model that knows only {frequencies}."
+    assert lines.floor_words({}) == ""
+    assert lines.floor_words({"unigram": [6.6]}) == old
+    both = lines.floor_words({"unigram": [6.6], "bigram": [4.7, 4.9]})
+    assert both.startswith(old)
+    assert "Bigram floor: 4.70 or 4.90 nats" in both
+
+
+def test_old_results_without_a_bigram_floor_name_the_unigram_floor(swept: Path) -> None:
+    groups = collect.groups(collect.read_runs(collect.latest(swept)))
+    entry = next(each for group in groups for each in group.entries if each.ok)
+    assert list(entry.measured.floors) == ["unigram", "bigram"]
+    old = entry.measured.model_copy(update={"bigram_floor": None})
+    assert list(old.floors) == ["unigram"]
+    assert old.model_copy(update={"unigram_floor": None}).floors == {}

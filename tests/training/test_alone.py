@@ -23,13 +23,16 @@ from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.make import make
 from testbed.errors import SpecError, StageError, TransportError
 from testbed.jobs.kind import Setting
-from testbed.records import StepRecord, TrainingRecord
+from testbed.records import Floors, StepRecord, TrainingRecord
 from testbed.results import read_json
 from testbed.runtime.control_plane import Ended, EvaluationDone, StepDone
-from testbed.spec import Cell, recipe_of
+from testbed.spec import Cell, TextSpec, recipe_of
+from testbed.sweep import trainings
+from testbed.training import alone
 from testbed.training.alone import AloneJob, train_alone, train_together
 from testbed.training.stages import PipelineTraining
 from testbed.workloads.build_stage import build_stage
+from testbed.workloads.floor import bigram_floor, unigram_floor
 from testbed.workloads.stage_model import StageModel
 from tests.nodes.test_stage import TOKENS, ToyTraining, a_cell, train
 
@@ -289,6 +292,25 @@ def job(tmp_path: Path) -> AloneJob:
     np.save(tokens, np.random.default_rng(0).integers(TOKENS, size=20_000).astype(np.uint16))
     recipe = recipe_of(a_tiny_cell(2, "int8"))
     return AloneJob(recipe=recipe, vocabulary=TOKENS, tokens=str(tokens), folder=str(tmp_path / "trained" / "one"))
+
+
+def test_both_floors_are_recorded_and_computed_after_the_peak_memory_was_read(
+    job: AloneJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def noted(name: str) -> Any:
+        does = getattr(alone, name)
+        return lambda *given: order.append(name) or does(*given)
+
+    for name in ("_peak_memory_bytes", "floors_of"):
+        monkeypatch.setattr(alone, name, noted(name))
+    record = train_alone(job, lambda message: None)
+    assert order == ["_peak_memory_bytes", "floors_of"]
+    tokens, spec = np.load(job.tokens), job.recipe.workload
+    assert isinstance(spec, TextSpec)
+    floors = Floors(unigram_floor(tokens, spec, TOKENS), bigram_floor(tokens, spec, TOKENS))
+    assert (record.unigram_floor, record.bigram_floor) == floors == trainings.floors_of(Path(job.folder))
 
 
 def test_a_folder_is_whole_or_not_there(job: AloneJob) -> None:

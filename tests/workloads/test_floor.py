@@ -6,6 +6,7 @@ import csv
 import math
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
-from testbed.spec import TextSpec
-from testbed.workloads import prepare
+from testbed.spec import ImagesSpec, TextSpec
+from testbed.workloads import floor, prepare
 from testbed.workloads.data import Data
 from testbed.workloads.floor import bigram_floor, unigram_floor
 from tests.specs import text_spec
@@ -74,9 +75,9 @@ def test_it_is_the_texts_own_whatever_part_a_run_sees() -> None:
 
 
 def test_a_text_that_is_too_short_is_refused() -> None:
-    for floor in (unigram_floor, bigram_floor):
+    for of in (unigram_floor, bigram_floor):
         with pytest.raises(SpecError, match="but needs"):
-            floor(text(50, 0, 500), text_spec(validation_batches=3), 50)
+            of(text(50, 0, 500), text_spec(validation_batches=3), 50)
 
 
 @settings(max_examples=6, deadline=None)
@@ -97,6 +98,56 @@ def test_the_bigram_floor_is_the_loss_of_a_table_of_pairs(vocabulary: int, seed:
         kinds = max(1, followers[a])
         total.append(-math.log((pairs[a, b] + kinds * unigram[b]) / (before[a] + kinds)))
     assert bigram_floor(tokens, spec, vocabulary) == pytest.approx(np.mean(total), rel=1e-12)
+
+
+def chain(seed: int, count: int) -> npt.NDArray[np.uint16]:
+    """Draw tokens each of which depends on the one before."""
+    rng = np.random.default_rng(seed)
+    following = np.cumsum(rng.dirichlet(np.full(20, 0.3), size=20), axis=1)
+    tokens = [0]
+    for draw in rng.random(count - 1):
+        tokens.append(min(19, int(np.searchsorted(following[tokens[-1]], draw))))
+    return np.array(tokens, np.uint16)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_with_enough_of_a_stationary_text_pairs_tell_no_less_than_frequencies(seed: int) -> None:
+    floors = [of(chain(seed, 90_000), text_spec(validation_batches=3), 20) for of in (bigram_floor, unigram_floor)]
+    assert floors[0] < floors[1]
+    independent = text(20, seed)
+    pairs, single = (of(independent, text_spec(validation_batches=3), 20) for of in (bigram_floor, unigram_floor))
+    assert pairs == pytest.approx(single, abs=0.02)  # nothing to know of the token before
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 100_000])
+def test_how_many_windows_are_counted_together_changes_no_floor(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, spec = text(300, 4, 20_000), text_spec(sequence_length=16, batch_size=2, validation_batches=3)
+    before = [of(tokens, spec, 300) for of in (unigram_floor, bigram_floor)]
+    monkeypatch.setattr(floor, "_AT_ONCE", at_once)
+    assert [of(tokens, spec, 300) for of in (unigram_floor, bigram_floor)] == before
+
+
+def test_the_floors_of_a_file_are_computed_once_and_images_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(path := tmp_path / "tokens.npy", tokens := text(50, 5))
+    spec = text_spec(validation_batches=3)
+    known = floor.floors_of(path, spec, 50)
+    assert known == (unigram_floor(tokens, spec, 50), bigram_floor(tokens, spec, 50))
+    monkeypatch.setattr(floor, "bigram_floor", None)
+    assert floor.floors_of(path, spec, 50) == known
+    assert floor.floors_of(tmp_path, ImagesSpec.model_construct(images="digits"), 10) == (None, None)
+
+
+def test_a_long_text_needs_little_more_memory_than_its_different_pairs() -> None:
+    tokens, spec = text(64, 6, 3_000_000), text_spec(validation_batches=3)
+    tracemalloc.start()
+    try:
+        bigram_floor(tokens, spec, 64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * 8 * floor._AT_ONCE * spec.sequence_length  # numbers of one part, a few times
 
 
 def test_a_text_whose_tokens_follow_from_each_other_has_a_bigram_floor_of_almost_nothing() -> None:
