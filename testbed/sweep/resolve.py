@@ -181,6 +181,11 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
             f"{where}: data.exchange is 'all-reduce', whose partial sums are encoded at every hop, but codec "
             f"{messages.text} does more than round each value; use fp32 or bf16, or exchange = 'all-gather' or 'star'"
         )
+    if data.exchange == "pairs" and not all(spec.row.linear for spec in sent):
+        raise SpecError(
+            f"{where}: data.exchange is 'pairs', which sends weights, and codec {messages.text} does more than round "
+            "each value; use fp32, bf16 or fp16"
+        )
     if data.arrivals is not None and answer is not None and not answer.row.linear:
         raise SpecError(
             f"{where}: data.answer is {answer.text!r}, but with data.arrivals a server answers with weights, each "
