@@ -7,6 +7,7 @@ all-to-all   every worker sends its message to every other one
 star         every worker sends its message to a server, which returns the aggregate once it has all
 all-reduce   a ring sums parts of dense messages and forwards the sums
 all-gather   a ring forwards every message unchanged, for sparse messages, whose parts cannot be summed
+pairs        every worker sends its message to one other, and receives that one's
 """
 
 from __future__ import annotations
@@ -84,10 +85,15 @@ class DataParallelShape(Frozen):
         return steady_mean_ns(steps_ns, self.staleness)
 
     @property
+    def others(self) -> int:
+        """Number of workers whose messages a worker receives, except in a star. Of odd pairs, none rests here."""
+        return 1 if self.exchange == "pairs" else self.workers - 1
+
+    @property
     def payload_bytes(self) -> int:
         """Payload bytes per step, over all nodes."""
         up, down = self.message_bytes
-        others = self.workers - 1
+        others = self.others
         if self.exchange == "star":
             return self.workers * (up + down)
         if self.exchange == "all-reduce":
@@ -156,9 +162,9 @@ class DataParallelShape(Frozen):
                 max(to_server / own.up.rate_bps, to_workers / own.down.rate_bps),
                 n * max(to_server / server.down.rate_bps, to_workers / server.up.rate_bps),
             )
-        elif self.exchange == "all-to-all":
-            whole_s = (n - 1) * first / slowest + hop_s
-            busy_s = (n - 1) * first * (1 + acknowledged) / slowest
+        elif self.exchange in ("all-to-all", "pairs"):
+            whole_s = self.others * first / slowest + hop_s
+            busy_s = self.others * first * (1 + acknowledged) / slowest
         else:
             rounds, message_bytes = _ring(self.exchange, n, self.message_bytes[0])
             whole_s = rounds * (wire_bytes(message_bytes, own) * 8 * (1 + acknowledged) / slowest + hop_s)
