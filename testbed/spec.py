@@ -292,7 +292,7 @@ class DataParallelSpec(Parallelism):
     """all-to-all: every worker sends its message to every other one. star: to a server, the last node, which returns
     the aggregate. all-reduce: a ring sums parts of dense messages and forwards the sums. all-gather: a ring forwards
     every message. pairs: in each step workers average their weights in random pairs, with `outer`, and all keep weights
-    of their own (NoLoCo, arXiv 2506.10911); of an odd number, one rests. An evaluation uses the last worker's."""
+    of their own (NoLoCo, arXiv 2506.10911). An evaluation uses the last worker's."""
     staleness: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Maximum number of steps between a worker and its last aggregate; 0 is synchronous. With `arrivals`: maximum
     number of server steps since the weights that an update is based on; older updates are rejected. One number for all
@@ -341,11 +341,12 @@ class DataParallelSpec(Parallelism):
             )
         if self.aligned is not None and self.exchange != "all-reduce":
             raise ValueError(f"aligned is for sums, but exchange is {self.exchange!r}; set exchange = 'all-reduce'")
-        refused = self.outer is None or max(self.staleness) or self.shares or self.streaming or self.deco
-        if self.exchange == "pairs" and refused:
+        refused = max(self.staleness) or self.workers % 2 or self.shares or self.streaming or self.deco
+        if self.exchange == "pairs" and (self.outer is None or refused):
             raise ValueError(
-                "exchange is 'pairs', in which workers keep weights of their own: set outer = { learning_rate = 0.7, "
-                "momentum = 0.5, nesterov = false } and staleness = 0, and remove shares, streaming and deco"
+                "exchange is 'pairs', in which an even number of workers keep weights of their own: set outer = "
+                "{ learning_rate = 0.7, momentum = 0.5, nesterov = false } and staleness = 0, and remove shares, "
+                "streaming and deco"
             )
         if self.streaming is not None:
             if self.outer is None or self.arrivals is not None or self.deco is not None:

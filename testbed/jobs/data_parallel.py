@@ -44,10 +44,9 @@ RING = "ring"
 
 
 def partner(workers: int, worker: int, step: int) -> int:
-    """Return the worker with which one is paired in a step: itself if it is left over. All draw the same pairs."""
+    """Return the worker with which one of an even number is paired in a step. All draw the same pairs."""
     order = random.Random(f"pairs {step}").sample(range(workers), workers)
-    mate = order.index(worker) ^ 1
-    return order[mate] if mate < workers else worker
+    return order[order.index(worker) ^ 1]
 
 
 @dataclass(frozen=True)
@@ -202,8 +201,7 @@ class _Place:
         if self._job.exchange == "star":
             return (self._workers,)
         if self._job.exchange == "pairs":
-            mate = partner(self._workers, self._me, step)
-            return () if mate == self._me else (mate,)
+            return (partner(self._workers, self._me, step),)
         return [(self._me + further) % self._workers for further in range(1, self._workers)]
 
     def _give(self, step: int, value: object) -> Program:

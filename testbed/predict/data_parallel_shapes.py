@@ -86,7 +86,7 @@ class DataParallelShape(Frozen):
 
     @property
     def others(self) -> int:
-        """Number of workers whose messages a worker receives, except in a star. Of odd pairs, none rests here."""
+        """Number of workers whose messages a worker receives, except in a star."""
         return 1 if self.exchange == "pairs" else self.workers - 1
 
     @property

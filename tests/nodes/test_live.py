@@ -21,7 +21,7 @@ from testbed.policies.link_estimate import LinkEstimate
 from testbed.records import StepRecord
 from testbed.spec import CodecCost, DecoSpec, Exchange, Paced, Recipe
 from tests.over_loopback import jobs_over_loopback, run_places
-from tests.small_replicas import DIGITS, SPARSE, TEXT, Learner, SmallTraining, a_recipe, live_cell, same, trained
+from tests.small_replicas import DIGITS, SPARSE, Learner, SmallTraining, a_recipe, live_cell, same, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,7 +82,7 @@ def over_loopback(
         ("all-reduce", "bf16", 2, (0, 2), STREAMING),
         ("all-gather", SPARSE, 3, 1, {**STREAMING, "shares": (2, 1, 1)}),
         ("pairs", "bf16", 2, 0, {"local_steps": 2, "outer": STREAMING["outer"]}),
-        ("pairs", "fp32", 3, 0, {"outer": STREAMING["outer"], "workload": TEXT.model_copy(update={"batch_size": 15})}),
+        ("pairs", "fp32", 4, 0, {"outer": STREAMING["outer"]}),
         ("all-reduce", "fp32", 3, (2, 0, 1), {"aligned": {"share": 0.1}, "shares": (2, 1, 1)}),
         ("star", SPARSE, 2, (1, 0), {"workload": DIGITS, "shares": (3, 1)}),
         ("all-reduce", "fp32", 2, 0, {"workload": DIGITS}),

@@ -23,7 +23,7 @@ from testbed.spec import AlignedSpec, DataParallelSpec, OuterSpec, Recipe
 from testbed.trace.check import check_trace
 from testbed.trace.format import WORK
 from testbed.training.alone import train_together
-from tests.small_replicas import TEXT, SmallTraining, a_recipe, cell_of, same, trained
+from tests.small_replicas import SmallTraining, a_recipe, cell_of, same, trained
 from tests.synthetic import lasting, summed
 from tests.trace.made_traces import played_over, sent_bytes
 
@@ -34,12 +34,12 @@ SPEC = AlignedSpec(share=0.25, directions=3)
 
 
 # ---------------------------------------------------------------------- pairs
-@pytest.mark.parametrize("workers", [2, 5, 8])
+@pytest.mark.parametrize("workers", [2, 4, 8])
 def test_pairs_are_mutual_and_change(workers: int) -> None:
     drawn = [[partner(workers, worker, step) for worker in range(workers)] for step in range(30)]
     for mates in drawn:
         assert [mates[mate] for mate in mates] == list(range(workers))
-        assert sum(mate == worker for worker, mate in enumerate(mates)) == workers % 2
+        assert all(mate != worker for worker, mate in enumerate(mates))
     met = {mate for mates in drawn for mate in mates[:1]} - {0}
     assert met == set(range(1, workers))
 
@@ -75,7 +75,7 @@ def test_pairs_keep_weights_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"outer": None}, {"staleness": 1}, {"shares": (1, 2)}, {"streaming": {"fragments": 2}}],
+    [{"outer": None}, {"staleness": 1}, {"workers": 3}, {"shares": (1, 2)}, {"streaming": {"fragments": 2}}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_pairs_refuse_what_needs_common_weights(changes: dict[str, Any]) -> None:
@@ -163,7 +163,6 @@ def test_rows_are_only_agreed_on_for_sums(exchange: Any) -> None:
 # ---------------------------------------------------------------------- all follow the one program
 JOBS = {
     "pairs": a_recipe("pairs", outer=OUTER, local_steps=2),
-    "odd pairs": a_recipe("pairs", workers=3, outer=OUTER, workload=TEXT.model_copy(update={"batch_size": 15})),
     "rows": a_recipe("all-reduce", aligned=AlignedSpec(share=0.1)),
     "stale rows": a_recipe("all-reduce", aligned=AlignedSpec(share=0.1), staleness=1),
 }

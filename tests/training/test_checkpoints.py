@@ -218,7 +218,7 @@ def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
         ("all-to-all", {"muon": True, "local_steps": 2, "outer": OUTER}),
         ("all-reduce", {"aligned": AlignedSpec(share=0.1), "codec": "fp32"}),
         ("all-reduce", {"aligned": AlignedSpec(share=0.1, directions=2), "staleness": 2}),
-        ("pairs", {"codec": "bf16", "local_steps": 2, "outer": OUTER}),
+        ("pairs", {"codec": "bf16", "workers": 4, "local_steps": 2, "outer": OUTER}),
     ],
     ids=str,
 )
