@@ -1,8 +1,7 @@
 """Train newer methods and their baselines on single characters: `python experiments/newer_methods/train.py`.
 
 This writes runs.csv, a row for each training. The learning rate of each arm is the one with the least loss over
-TUNING_SEED, which is not among the seeds that count; the list of rates grows while the best is at its end. Workers run
-the one job program with the nodes that also run over links (`testbed.training.workers`); models that are cut into
+TUNING_SEED, which is not among the seeds that count. Workers run the one job program with the nodes that also run over links (`testbed.training.workers`); models that are cut into
 stages are trained side by side (`testbed.studies.stacked_text`).
 """
 
@@ -11,7 +10,8 @@ from __future__ import annotations
 import argparse
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,8 +41,8 @@ from testbed.training.alone import train_together
 from testbed.training.workers import ReplicasTraining
 from testbed.workloads import characters
 
-WORKERS, BATCH, BATCHES, QUICK_BATCHES = 4, 8, 180, 60
-SEEDS, TUNING_SEED, WIDEN = range(5), 100, 2
+WORKERS, BATCH, BATCHES, QUICK_BATCHES = 4, 8, 120, 60
+SEEDS, TUNING_SEED = range(5), 100
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
 GOSSIP = OuterSpec(learning_rate=0.7, momentum=0.5, nesterov=False)
 TABLES = (0, 1, 6)
@@ -55,7 +55,7 @@ class Arm(NamedTuple):
     name: str
     codec: str
     rates: tuple[float, ...]
-    data: dict[str, Any] = {}
+    data: Mapping[str, Any] = MappingProxyType({})
     muon: bool = False
 
 
@@ -64,22 +64,22 @@ def _local(steps: int, exchange: str = "all-reduce", outer: OuterSpec = NESTEROV
 
 
 ARMS = (
-    Arm("DiLoCo", "fp32", (0.002, 0.004, 0.008), _local(20)),
-    Arm("DiLoCo, 30 steps", "fp32", (0.002, 0.004, 0.008), _local(30)),
-    Arm("DiLoCo, 2 bits", "ef(int2(group=64))", (0.002, 0.004, 0.008), _local(20, "all-gather")),
-    Arm("MuLoCo, 2 bits", "ef(int2(group=64))", (0.004, 0.008, 0.016), _local(20, "all-gather"), muon=True),
-    Arm("NoLoCo", "fp32", (0.002, 0.004, 0.008), _local(20, "pairs", GOSSIP)),
-    Arm("all-reduce", "fp32", (0.004, 0.008, 0.016), {"exchange": "all-reduce"}),
-    Arm("top-k", "ef(topk(0.111))", (0.004, 0.008, 0.016), {"exchange": "all-gather"}),
+    Arm("DiLoCo", "fp32", (0.004, 0.008), _local(20)),
+    Arm("MuLoCo, 2 bits", "ef(int2(group=64))", (0.008, 0.016), _local(20, "all-gather"), muon=True),
+    Arm("DiLoCo, 2 bits", "ef(int2(group=64))", (0.004, 0.008), _local(20, "all-gather")),
+    Arm("NoLoCo", "fp32", (0.004, 0.008), _local(20, "pairs", GOSSIP)),
+    Arm("stages, bf16", "bf16", (0.008, 0.016)),
+    Arm("stages, rvq", "rvq(12)", (0.004, 0.008)),
+    Arm("stages, PowerSGD", "powersgd(2)", (0.004, 0.008)),
+    Arm("DiLoCo, 30 steps", "fp32", (0.004, 0.008), _local(30)),
     Arm(
         "ARC-Top-K",
         "fp32",
-        (0.004, 0.008, 0.016),
+        (0.008, 0.016),
         {"exchange": "all-reduce", "aligned": AlignedSpec(share=0.125, directions=1)},
     ),
-    Arm("stages, bf16", "bf16", (0.004, 0.008, 0.016)),
-    Arm("stages, PowerSGD", "powersgd(2)", (0.002, 0.004, 0.008)),
-    Arm("stages, rvq", "rvq(12)", (0.002, 0.004, 0.008)),
+    Arm("top-k", "ef(topk(0.111))", (0.008, 0.016), {"exchange": "all-gather"}),
+    Arm("all-reduce", "fp32", (0.008, 0.016), {"exchange": "all-reduce"}),
 )
 
 
@@ -206,15 +206,8 @@ def trained(arm: Arm, trials: Sequence[tuple[float, int]], batches: int) -> list
 
 def train_arm(arm: Arm, quick: bool) -> list[Row]:
     """Choose an arm's rate, and train all seeds with it."""
-    batches, rates = QUICK_BATCHES if quick else BATCHES, list(arm.rates[1:2] if quick else arm.rates)
+    batches, rates = QUICK_BATCHES if quick else BATCHES, arm.rates[:1] if quick else arm.rates
     tuning = trained(arm, [(rate, TUNING_SEED) for rate in rates], batches)
-    for _ in range(0 if quick else WIDEN):
-        best = min(tuning, key=_loss_of).learning_rate
-        if min(rates) < best < max(rates):
-            break
-        new = best / 2 if best == min(rates) else best * 2
-        rates.append(new)
-        tuning += trained(arm, [(new, TUNING_SEED)], batches)
     best = min(tuning, key=_loss_of).learning_rate
     results = trained(arm, [(best, seed) for seed in (SEEDS[:2] if quick else SEEDS)], batches)
     return [row._replace(use="tuning") for row in tuning] + [row._replace(use="result") for row in results]

@@ -114,7 +114,7 @@ def test_over_links_as_in_one_process(
         assert had[0] == had[1]
         peers = {frame.peer for record in ours for frame in (*record.sent, *record.received)}
         tcp = [{socket.peer: socket.bytes_sent for socket in record.sockets} for record in ours]
-        assert all(sample.keys() == peers for sample in tcp)
+        assert all(sample.keys() == peers or exchange == "pairs" for sample in tcp)  # not all have been a pair
         assert all(before[peer] <= after[peer] for before, after in itertools.pairwise(tcp) for peer in peers)
 
 
