@@ -457,7 +457,7 @@ class OptimiserSpec(Frozen):
             raise ValueError(f"beta2 is {self.beta2}; sgd has no second moment: state beta2 = 0")
         if self.algorithm != "adamw" and self.frozen_after is not None:
             raise ValueError(
-                f"frozen_after is {self.frozen_after}; {self.algorithm} has no second moment to freeze: remove it"
+                f"frozen_after is {self.frozen_after}; only adamw has a second moment to freeze: remove it"
             )
         return self
 

@@ -36,7 +36,8 @@ class AlignedRows:
         """Add what was left out to a step's tensors; returns their sketches, flat."""
         self._pending = [tensor + left for tensor, left in zip(tensors, self._left_out, strict=True)]
         sketches = [
-            _matrix(tensor) @ bases.normal(f"sketch {self._seed} {step} {number}", _width(shape), self._spec.directions)
+            tensor.reshape(len(tensor), -1)
+            @ bases.normal(f"sketch {self._seed} {step} {number}", _width(shape), self._spec.directions)
             for number, (tensor, shape, kept) in enumerate(zip(self._pending, self._shapes, self._kept, strict=True))
             if kept
         ]
@@ -74,7 +75,3 @@ class AlignedRows:
 
 def _width(shape: Sequence[int]) -> int:
     return math.prod(shape[1:])
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.reshape(len(tensor), -1)

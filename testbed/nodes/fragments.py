@@ -65,9 +65,8 @@ def aligned_values(shapes: Sequence[Sequence[int]], aligned: AlignedSpec) -> tup
     """Return the number of values in the sketches of tensors, and in what is sent of them."""
     rows = [aligned_rows(shape, aligned) for shape in shapes]
     sketch = sum(shape[0] * aligned.directions for shape, kept in zip(shapes, rows, strict=True) if kept)
-    return sketch, sum(
-        math.prod((kept, *shape[1:]) if kept else shape) for shape, kept in zip(shapes, rows, strict=True)
-    )
+    sent = sum(math.prod((kept, *shape[1:]) if kept else shape) for shape, kept in zip(shapes, rows, strict=True))
+    return sketch, sent
 
 
 def reduced_parts(shapes: Sequence[Sequence[int]], data: DataParallelSpec) -> list[int]:

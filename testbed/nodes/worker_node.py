@@ -57,10 +57,9 @@ class _Whole:
                 bucket.change(codecs[sender])
 
     def aggregate(self, values: Sequence[Tensors], step: int) -> Tensors:
-        if len(self._senders) == 1:
-            return values[0]
-        whole = len(values) == len(self._weights)  # or those of a pair
-        return weighted_sum(values, self._weights if whole else [1 / len(values)] * len(values))
+        pair = len(values) < len(self._weights)
+        weights = [1 / len(values)] * len(values) if pair else self._weights
+        return values[0] if len(self._senders) == 1 else weighted_sum(values, weights)
 
 
 class _Parts:
@@ -96,10 +95,8 @@ class _Parts:
 
     def cut(self, key: Key, value: Tensors) -> Tensor:
         """Store the worker's weighted tensors; returns the part whose sum starts here."""
-        if self._aligned is None:
-            flat = torch.cat([each.reshape(-1) for each in value])
-        else:
-            flat = self._aligned.sketch(value, key.step)
+        aligned = self._aligned
+        flat = aligned.sketch(value, key.step) if aligned else torch.cat([each.reshape(-1) for each in value])
         own = self._own[key.step] = torch.split(flat.mul_(self._weight), self._lengths[: self._workers])
         return own[self._worker]
 

@@ -85,15 +85,10 @@ class DataParallelShape(Frozen):
         return steady_mean_ns(steps_ns, self.staleness)
 
     @property
-    def others(self) -> int:
-        """Number of workers whose messages a worker receives, except in a star."""
-        return 1 if self.exchange == "pairs" else self.workers - 1
-
-    @property
     def payload_bytes(self) -> int:
         """Payload bytes per step, over all nodes."""
         up, down = self.message_bytes
-        others = self.others
+        others = 1 if self.exchange == "pairs" else self.workers - 1
         if self.exchange == "star":
             return self.workers * (up + down)
         if self.exchange == "all-reduce":
@@ -163,8 +158,8 @@ class DataParallelShape(Frozen):
                 n * max(to_server / server.down.rate_bps, to_workers / server.up.rate_bps),
             )
         elif self.exchange in ("all-to-all", "pairs"):
-            whole_s = self.others * first / slowest + hop_s
-            busy_s = self.others * first * (1 + acknowledged) / slowest
+            others = 1 if self.exchange == "pairs" else n - 1
+            whole_s, busy_s = others * first / slowest + hop_s, others * first * (1 + acknowledged) / slowest
         else:
             rounds, message_bytes = _ring(self.exchange, n, self.message_bytes[0])
             whole_s = rounds * (wire_bytes(message_bytes, own) * 8 * (1 + acknowledged) / slowest + hop_s)

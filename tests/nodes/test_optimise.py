@@ -94,5 +94,5 @@ def test_muon_moves_matrices_and_adamw_all_others() -> None:
 
 
 def test_muon_has_no_second_moment_to_freeze() -> None:
-    with pytest.raises(ValueError, match="muon has no second moment to freeze"):
+    with pytest.raises(ValueError, match="only adamw has a second moment to freeze"):
         OptimiserSpec.model_validate({**dict(a_spec()), "algorithm": "muon", "frozen_after": 3})
