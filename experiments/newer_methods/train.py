@@ -1,8 +1,9 @@
 """Train newer methods and their baselines on single characters: `python experiments/newer_methods/train.py`.
 
 This writes runs.csv, a row for each training. The learning rate of each arm is the one with the least loss over
-TUNING_SEED, which is not among the seeds that count. Workers run the one job program with the nodes that also run over links (`testbed.training.workers`); models that are cut into
-stages are trained side by side (`testbed.studies.stacked_text`).
+TUNING_SEED, which is not among the seeds that count. Workers run the one job program with the nodes that also run over
+links (`testbed.training.workers`); models that are cut into stages are trained side by side
+(`testbed.studies.stacked_text`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ TABLES = (0, 1, 6)
 
 
 class Arm(NamedTuple):
-    """One method. `data` are fields of a cell's table `data`; empty: the model is cut into stages."""
+    """One method, with the learning rates that are tried; of one exchange per batch, only the rate that was best in
+    local_steps_or_codec. `data` are fields of a cell's table `data`; empty: the model is cut into stages.
+    """
 
     name: str
     codec: str
@@ -72,14 +75,9 @@ ARMS = (
     Arm("stages, rvq", "rvq(12)", (0.004, 0.008)),
     Arm("stages, PowerSGD", "powersgd(2)", (0.004, 0.008)),
     Arm("DiLoCo, 30 steps", "fp32", (0.004, 0.008), _local(30)),
-    Arm(
-        "ARC-Top-K",
-        "fp32",
-        (0.008, 0.016),
-        {"exchange": "all-reduce", "aligned": AlignedSpec(share=0.125, directions=1)},
-    ),
-    Arm("top-k", "ef(topk(0.111))", (0.008, 0.016), {"exchange": "all-gather"}),
-    Arm("all-reduce", "fp32", (0.008, 0.016), {"exchange": "all-reduce"}),
+    Arm("ARC-Top-K", "fp32", (0.008,), {"exchange": "all-reduce", "aligned": AlignedSpec(share=0.125, directions=1)}),
+    Arm("top-k", "ef(topk(0.111))", (0.008,), {"exchange": "all-gather"}),
+    Arm("all-reduce", "fp32", (0.008,), {"exchange": "all-reduce"}),
 )
 
 
@@ -207,8 +205,8 @@ def trained(arm: Arm, trials: Sequence[tuple[float, int]], batches: int) -> list
 def train_arm(arm: Arm, quick: bool) -> list[Row]:
     """Choose an arm's rate, and train all seeds with it."""
     batches, rates = QUICK_BATCHES if quick else BATCHES, arm.rates[:1] if quick else arm.rates
-    tuning = trained(arm, [(rate, TUNING_SEED) for rate in rates], batches)
-    best = min(tuning, key=_loss_of).learning_rate
+    tuning = trained(arm, [(rate, TUNING_SEED) for rate in rates] if len(rates) > 1 else [], batches)
+    best = min(tuning, key=_loss_of).learning_rate if tuning else rates[0]
     results = trained(arm, [(best, seed) for seed in (SEEDS[:2] if quick else SEEDS)], batches)
     return [row._replace(use="tuning") for row in tuning] + [row._replace(use="result") for row in results]
 

@@ -28,7 +28,7 @@ class Codebooks(BodyCodec):
     16 * levels * 2**bits * group over the number of values.
     """
 
-    code = 67
+    code = 70
 
     def __init__(self, context: Context, *, levels: int, bits: int, group: int) -> None:
         """Rounding draws no random numbers, so the context has no effect."""
@@ -76,7 +76,7 @@ class ResidualVQ(CodedLowRank):
     message's is one step of power iteration from the one before.
     """
 
-    code = 66
+    code = 69
 
     def __init__(self, context: Context, *, rank: int, levels: int, bits: int, group: int) -> None:
         super().__init__(context, Codebooks(context, levels=levels, bits=bits, group=group), rank)
