@@ -42,6 +42,7 @@ from testbed.training.alone import train_together
 from testbed.training.workers import ReplicasTraining
 from testbed.workloads import characters
 
+WIDTH = characters.WIDTH
 WORKERS, BATCH, BATCHES, QUICK_BATCHES = 4, 8, 120, 60
 SEEDS, TUNING_SEED = range(5), 100
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
@@ -74,10 +75,10 @@ ARMS = (
     Arm("stages, bf16", "bf16", (0.008, 0.016)),
     Arm("stages, rvq", "rvq(12)", (0.004, 0.008)),
     Arm("stages, PowerSGD", "powersgd(2)", (0.004, 0.008)),
-    Arm("DiLoCo, 30 steps", "fp32", (0.004, 0.008), _local(30)),
     Arm("ARC-Top-K", "fp32", (0.008,), {"exchange": "all-reduce", "aligned": AlignedSpec(share=0.125, directions=1)}),
     Arm("top-k", "ef(topk(0.111))", (0.008,), {"exchange": "all-gather"}),
     Arm("all-reduce", "fp32", (0.008,), {"exchange": "all-reduce"}),
+    Arm("DiLoCo, 30 steps", "fp32", (0.004, 0.008), _local(30)),
 )
 
 
@@ -100,14 +101,15 @@ class Row(NamedTuple):
 
 
 class Characters:
-    """A `worker.Learner` of the model of single characters."""
+    """A `worker.Learner` of the model of single characters: each matrix by itself, or all rows as one."""
 
     parts = 1
 
-    def __init__(self, seed: int, number: int, workers: int) -> None:
-        parts = characters.matrices(characters.first_weights(seed)[None])
-        self.parameters = [Parameter(part[0].clone()) for part in parts]
-        self.tables = [self.parameters[number] for number in TABLES]
+    def __init__(self, seed: int, number: int, workers: int, apart: bool) -> None:
+        weights = characters.first_weights(seed)
+        parts = [part[0] for part in characters.matrices(weights[None])] if apart else [weights.view(-1, WIDTH)]
+        self.parameters = [Parameter(part.clone()) for part in parts]
+        self.tables = [self.parameters[number] for number in TABLES] if apart else []
         self._batches = characters.Batches(workers=workers, batch_size=BATCH, seed=seed)
         self._number = number
 
@@ -129,7 +131,8 @@ class CharactersTraining(ReplicasTraining):
 
     def learner(self, number: int) -> Characters:
         """Make a worker's learner."""
-        return Characters(self.recipe.training.seed, number, self.data.workers)
+        muon = self.recipe.optimiser.algorithm == "muon"
+        return Characters(self.recipe.training.seed, number, self.data.workers, apart=muon)
 
 
 def recipe_of(arm: Arm, rate: float, seed: int, batches: int) -> Recipe:
@@ -190,7 +193,7 @@ def train_stages(arm: Arm, trials: Sequence[tuple[float, int]], batches: int) ->
 def message_bits(codec: str) -> float:
     """Return the bits per value of a message between stages, as encoded."""
     tokens = WORKERS * BATCH * characters.SEQUENCE
-    sent = torch.randn(tokens, characters.WIDTH, generator=torch.Generator().manual_seed(0))
+    sent = torch.randn(tokens, WIDTH, generator=torch.Generator().manual_seed(0))
     payload = make(codec, Context(0, 0, "forward")).encode(sent, MessageKey("train", 0, 0, ()))
     return round(8 * memoryview(payload).nbytes / sent.numel(), 4)
 
