@@ -51,7 +51,7 @@ class Codebooks(BodyCodec):
             book.copy_(_learned(rest, len(book)) * scale)
             rest = rest - _nearest(rest, book.float() / scale)[1]
         indices = torch.empty(self._levels, len(vectors), dtype=torch.uint8)
-        for at, part in zip(indices.split(_CHUNK, 1), vectors.split(_CHUNK), strict=True):
+        for at, part in zip(torch.split(indices, _CHUNK, 1), torch.split(vectors, _CHUNK), strict=True):
             for level, book in zip(at, books, strict=True):
                 found, vector = _nearest(part, book.float() / scale)
                 level.copy_(found)

@@ -81,7 +81,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     """Return a matrix with about the singular vectors of `matrix`, and singular values of about 1."""
     a, b, c = _QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if tall else matrix
+    x: Tensor = matrix.mT if tall else matrix
     x = x / (torch.linalg.matrix_norm(x) + _EPSILON)
     for _ in range(_QUINTIC_STEPS):
         gram = x @ x.mT

@@ -128,7 +128,7 @@ def test_it_chooses_the_rows_that_are_large_in_the_sum() -> None:
         tensor[spec] = 1.0
     total = torch.stack([each.sketch([tensor], 0) for each, tensor in zip(rows, tensors, strict=True)]).sum(0)
     sent = [each.choose(total, 0) for each in rows]
-    (mean,) = rows[0].spread(sum(sent), 0)
+    (mean,) = rows[0].spread(torch.stack(sent).sum(0), 0)
     assert mean.any(1).nonzero().flatten().tolist() == spec
 
 
