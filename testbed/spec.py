@@ -25,7 +25,7 @@ from testbed.frozen import Frozen, canonical_json, is_none
 from testbed.profiles import LinkProfile, Pipe, load_profile
 
 Engine = Literal["netem", "relay"]
-Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
+Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather", "pairs"]
 RINGS: Final[tuple[Exchange, ...]] = ("all-reduce", "all-gather")
 """Exchanges in which a worker communicates only with its two neighbours."""
 Topology = Literal["star", "line"]
@@ -239,6 +239,15 @@ class StreamingSpec(Frozen):
     """Share of a worker's own weights that remains when it receives a shared fragment: the published alpha."""
 
 
+class AlignedSpec(Frozen):
+    """All workers send the same rows of their matrices, chosen by a sketch that is summed first (`nodes.aligned`)."""
+
+    share: float = Field(gt=0, le=1)
+    """Share of each matrix's rows that is sent, at least one; tensors with one axis are sent in full."""
+    directions: int = Field(default=4, ge=1)
+    """Random directions of the sketch: it has this many values per row."""
+
+
 class DecoSpec(Frozen):
     """DeCo-SGD: chooses ratio and staleness from its measurements of the links (`nodes.leader`)."""
 
@@ -282,7 +291,8 @@ class DataParallelSpec(Parallelism):
     exchange: Exchange
     """all-to-all: every worker sends its message to every other one. star: to a server, the last node, which returns
     the aggregate. all-reduce: a ring sums parts of dense messages and forwards the sums. all-gather: a ring forwards
-    every message."""
+    every message. pairs: in each step workers average their weights in random pairs, with `outer`, and all keep weights
+    of their own (NoLoCo, arXiv 2506.10911). An evaluation uses the last worker's."""
     staleness: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Maximum number of steps between a worker and its last aggregate; 0 is synchronous. With `arrivals`: maximum
     number of server steps since the weights that an update is based on; older updates are rejected. One number for all
@@ -295,6 +305,8 @@ class DataParallelSpec(Parallelism):
     streaming: StreamingSpec | None = Field(default=None, exclude_if=is_none)
     """None: each exchange covers the whole model, and workers continue from the shared weights. Otherwise it covers a
     fragment, and workers keep their own weights in the others; requires `outer`."""
+    aligned: AlignedSpec | None = Field(default=None, exclude_if=is_none)
+    """None: messages are whole. Otherwise an all-reduce sums only the rows that all workers have agreed on."""
     answer: str | None = None
     """Codec of the aggregate sent by the server of a star."""
     deco: DecoSpec | None = Field(default=None, exclude_if=is_none)
@@ -326,6 +338,15 @@ class DataParallelSpec(Parallelism):
             raise ValueError(
                 "local_steps is more than 1, so workers send weight changes; state the optimiser applied to them, for "
                 "example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
+            )
+        if self.aligned is not None and self.exchange != "all-reduce":
+            raise ValueError(f"aligned is for sums, but exchange is {self.exchange!r}; set exchange = 'all-reduce'")
+        refused = max(self.staleness) or self.workers % 2 or self.shares or self.streaming or self.deco
+        if self.exchange == "pairs" and (self.outer is None or refused):
+            raise ValueError(
+                "exchange is 'pairs', in which an even number of workers keep weights of their own: set outer = "
+                "{ learning_rate = 0.7, momentum = 0.5, nesterov = false } and staleness = 0, and remove shares, "
+                "streaming and deco"
             )
         if self.streaming is not None:
             if self.outer is None or self.arrivals is not None or self.deco is not None:
@@ -408,10 +429,12 @@ JobTable = Annotated[SerializeAsAny[Parallelism] | None, BeforeValidator(_known_
 
 
 class OptimiserSpec(Frozen):
-    """AdamW, or SGD."""
+    """AdamW, SGD, or Muon."""
 
-    algorithm: Literal["adamw", "sgd"] = Field(default="adamw", exclude_if=lambda value: value == "adamw")
-    """sgd: `beta1` is its momentum, and `beta2` is 0."""
+    algorithm: Literal["adamw", "sgd", "muon"] = Field(default="adamw", exclude_if=lambda value: value == "adamw")
+    """sgd: `beta1` is its momentum, and `beta2` is 0. muon: `beta1` is also the momentum of matrices
+    (`nodes.optimise.Muon`); embeddings, the output layer and all other tensors have AdamW. On an emulated device an
+    update takes AdamW's time with each of them."""
     learning_rate: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     beta1: float = Field(ge=0, lt=1)
@@ -432,8 +455,10 @@ class OptimiserSpec(Frozen):
     def _has_its_momenta(self) -> OptimiserSpec:
         if self.algorithm == "sgd" and self.beta2:
             raise ValueError(f"beta2 is {self.beta2}; sgd has no second moment: state beta2 = 0")
-        if self.algorithm == "sgd" and self.frozen_after is not None:
-            raise ValueError(f"frozen_after is {self.frozen_after}; sgd has no second moment to freeze: remove it")
+        if self.algorithm != "adamw" and self.frozen_after is not None:
+            raise ValueError(
+                f"frozen_after is {self.frozen_after}; only adamw has a second moment to freeze: remove it"
+            )
         return self
 
 

@@ -77,6 +77,10 @@ class Net(nn.Module):
     def draw(self, step: int, part: int) -> None:
         """Draw nothing."""
 
+    def by_token(self) -> list[nn.Parameter]:
+        """No embeddings."""
+        return []
+
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layers(inputs)  # type: ignore[no-any-return]
 
@@ -86,6 +90,8 @@ class Net(nn.Module):
 
 class Learner:
     """What `learners.TextLearner` is for a text."""
+
+    tables = ()
 
     def __init__(self, parts: Sequence[int], number: int) -> None:
         self.net, self.data = Net(), Data()

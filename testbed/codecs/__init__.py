@@ -8,6 +8,7 @@ sparse     few values and their positions
 memory     differences from earlier messages, and error feedback
 in_model   codecs that change the model
 low_rank   PowerSGD, and a variant with coded factors
+residual_vq PowerSGD's factors, residually vector-quantised
 lossless   compression of another codec's payload
 adaptive   chooses a codec by the link's measured rate
 warmup     uncompressed values in the first steps, then another codec

@@ -7,6 +7,7 @@ star        every worker sends its message to the server, the last place, which 
 all-to-all every worker sends its message to every other, and each computes the sum itself
 all-reduce a ring sums parts of the messages and forwards the sums, on a lane of its own during computation
 all-gather a ring forwards every message unchanged, likewise
+pairs       two workers send their messages to each other; which two changes from step to step
 
 The last worker evaluates its current weights. Staleness, local steps and codecs may change: some decisions are known
 from the start, others are made by a leader, which announces them in the notes of its messages.
@@ -14,6 +15,7 @@ from the start, others are made by a leader, which announces them in the notes o
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +43,12 @@ RING = "ring"
 """The lane that runs the ring exchange while the worker computes."""
 
 
+def partner(workers: int, worker: int, step: int) -> int:
+    """Return the worker with which one of an even number is paired in a step. All draw the same pairs."""
+    order = random.Random(f"pairs {step}").sample(range(workers), workers)
+    return order[order.index(worker) ^ 1]
+
+
 @dataclass(frozen=True)
 class DataParallelJob:
     """Workers that train together. Sequences have one entry per worker."""
@@ -55,6 +63,8 @@ class DataParallelJob:
     waits_first: bool = False
     """Every step but the last ends before the worker waits for aggregates that are due; that wait belongs to the next
     step."""
+    aligned: bool = False
+    """In an all-reduce, workers first agree on what to send: the ring sums sketches, then what they choose by these."""
     evaluate_every: int | None = None
     """Evaluate after every this many steps and after the last; 0: only after the last; None: never."""
     target_loss: float | None = None
@@ -76,7 +86,9 @@ class DataParallelJob:
         """Return the round of an exchange in which a place first sends the message that it encodes."""
         if self.exchange != "all-reduce":
             return 0
-        return (place - key.part) % self.workers if key.what == "gradient" else self.workers - 1
+        again, part = divmod(key.part, self.workers)
+        first = (place - part) % self.workers if key.what == "gradient" else self.workers - 1
+        return first + 2 * (self.workers - 1) * again
 
     def program(self, place: int, first_step: int = 0) -> Program:
         """Return the program of a worker or the server, from right after the end of the step before that one, so with
@@ -179,15 +191,17 @@ class _Place:
         # A message of before a restart is kept by the node alone.
         own = self._given.pop(step, Message(Key("gradient", step, origin=self._me), b""))
         by_worker = {self._me: (yield Decode((own,)))}
-        for peer in self._others():
+        for peer in self._others(step):
             message = yield from self._receive(Key("gradient", step, origin=peer), peer)
             by_worker[peer] = yield Decode((message,))
-        return [value for worker in range(self._workers) for value in by_worker[worker]]
+        return [value for worker in sorted(by_worker) for value in by_worker[worker]]
 
-    def _others(self) -> Sequence[int]:
-        """Return the places that a worker sends to and receives from, in order."""
+    def _others(self, step: int) -> Sequence[int]:
+        """Return the places that a worker sends to and receives from in a step, in order."""
         if self._job.exchange == "star":
             return (self._workers,)
+        if self._job.exchange == "pairs":
+            return (partner(self._workers, self._me, step),)
         return [(self._me + further) % self._workers for further in range(1, self._workers)]
 
     def _give(self, step: int, value: object) -> Program:
@@ -195,7 +209,7 @@ class _Place:
         message = yield Encode(Key("gradient", step, origin=self._me), value)
         if self._job.exchange != "star":
             self._given[step] = message
-        yield from self._send(message, self._others())
+        yield from self._send(message, self._others(step))
 
     # ------------------------------------------------------------------ a server's step
     def _answer(self, step: int) -> Program:
@@ -236,6 +250,8 @@ class _Place:
     # ------------------------------------------------------------------ rings
     def _round(self, step: int, value: object) -> Program:
         """Return the program of a step's ring exchange; a message that travels whole is encoded first."""
+        if self._job.aligned:
+            return self._agree(step, value)
         if self._job.exchange == "all-reduce":
             return self._reduce(step, (yield Work("cut", Key("cut", step, self._me), value)))
         return self._gather(step, (yield Encode(Key("gradient", step, origin=self._me), value)))
@@ -251,23 +267,30 @@ class _Place:
             message = came[origin] = yield Receive(Key("gradient", step, origin=origin), before)
         return [came[worker] for worker in range(n)]
 
-    def _reduce(self, step: int, total: object) -> Program:
+    def _agree(self, step: int, value: object) -> Program:
+        """Sum the sketches, then what the workers choose by their sums; returns the messages of the latter sums."""
+        sums = yield from self._reduce(step, (yield Work("cut", Key("cut", step, self._me), value)))
+        agreed = yield Decode(tuple(sums))
+        chosen = yield Work("choose", Key("choose", step, self._me), agreed)
+        return (yield from self._reduce(step, chosen, first=self._workers))
+
+    def _reduce(self, step: int, total: object, first: int = 0) -> Program:
         """Sum the parts along the ring, part p from worker p on (Patarasuk and Yuan, 2009), and forward the sums
-        unchanged; returns the messages of all sums, by part.
+        unchanged; returns the messages of all sums, by part. Parts are numbered from `first`.
         """
         me, n = self._me, self._workers
         after, before = (me + 1) % n, (me - 1) % n
         for hop in range(n - 1):
-            goes, comes = (me - hop) % n, (me - hop - 1) % n
+            goes, comes = first + (me - hop) % n, first + (me - hop - 1) % n
             yield Send((yield Encode(Key("gradient", step, goes, origin=me), total)), after)
             message = yield Receive(Key("gradient", step, comes, origin=before), before)
             (summed,) = yield Decode((message,))
             total = yield Work("add", Key("add", step, comes), summed)
-        own = (me + 1) % n
+        own = first + (me + 1) % n
         message = yield Encode(Key("aggregate", step, own), total)
         sums = {own: message}
         for hop in range(n - 1):
-            part = (own - hop - 1) % n
+            part = first + (own - first - hop - 1) % n
             yield Send(message, after)
             message = sums[part] = yield Receive(Key("aggregate", step, part), before)
-        return [sums[part] for part in range(n)]
+        return [sums[first + part] for part in range(n)]

@@ -22,7 +22,7 @@ from typing import Any
 
 from testbed.errors import ResultsError
 from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Meet, Node, Program, Sizes, Work
-from testbed.jobs.data_parallel import DataParallelJob
+from testbed.jobs.data_parallel import DataParallelJob, partner
 from testbed.jobs.kind import RecordedNode, kind_of
 from testbed.jobs.loop import Links, Loop, NodeLane, StuckError
 from testbed.jobs.pipeline import MATHS, PipelineJob
@@ -180,11 +180,13 @@ class RecordedReplicas(RecordedSteps):
     def __init__(self, data: DataParallelSpec, nodes: Sequence[Sequence[StepRecord]], steps: range) -> None:
         """`nodes`: the records of each node's training steps; `steps`: those to simulate."""
         ones = (1,) * data.workers
-        job = DataParallelJob(data.workers, data.exchange, ones, ones, steps.stop, self._applied)
+        aligned = data.aligned is not None
+        job = DataParallelJob(data.workers, data.exchange, ones, ones, steps.stop, self._applied, aligned=aligned)
         sizes = [Sizes(partial(self._size, node)) for node in range(len(nodes))]
         took = [[_took_ns(records[step]) for step in steps] for records in nodes]
         super().__init__(job, sizes, took, steps.start)
         self._hop, self._workers, self._records = job.hop, data.workers, nodes
+        self._pairs = data.exchange == "pairs"
         self._coding_ns = [_coding_ns(records, steps) for records in nodes if data.exchange == "all-reduce"]
 
     def _applied(self, worker: int, step: int) -> list[int]:
@@ -205,10 +207,12 @@ class RecordedReplicas(RecordedSteps):
         if self._coding_ns and what is Encode:
             step: int = action.key.step - self._first
             return self._coding_ns[place][step][self._hop(place, action.key)]
-        if self._coding_ns and what is Work and action.what == "add":
+        if self._coding_ns and what is Work and action.what in ("add", "choose"):
             return 0  # like decoding: part of the gap between messages
         if what is Decode and len(action.messages) == 1 and (key := action.messages[0].key).what == "gradient":
             last = self._workers - 1 if place == self._workers else (place - 1) % self._workers
+            if self._pairs:
+                last = partner(self._workers, place, key.step)
             if self._coding_ns or key.origin != last:
                 return 0  # overlaps the next message; the rest counts for the last one
         return super()._cost(place, action)

@@ -142,7 +142,7 @@ class ContextNode(CodedNode):
         self._bases = bases(kind, self._size, seed)
         self.learned = [*self.model.parameters(), *(basis for basis in self._bases if basis.requires_grad)]
         """Trained parameters, identical at every node."""
-        self._optimiser = Optimiser(self.learned, setting.recipe.optimiser)
+        self._optimiser = Optimiser(self.learned, setting.recipe.optimiser, tables=self.model.by_token())
         self._kept: dict[int, _KeptLayer] = {}
         self._now = self._loss_of_chunk = torch.empty(0)
         """The hidden states that the next layer reads, or their gradient."""

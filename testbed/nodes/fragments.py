@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias, TypeVar
 
 from testbed.errors import SpecError
-from testbed.spec import DataParallelSpec
+from testbed.spec import AlignedSpec, DataParallelSpec
 
 _Item = TypeVar("_Item")
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -56,11 +56,33 @@ def ring_parts(shapes: Sequence[Sequence[int]], workers: int) -> list[int]:
     return [even + (part < more) for part in range(workers)]
 
 
+def aligned_rows(shape: Sequence[int], aligned: AlignedSpec) -> int:
+    """Return how many rows of a tensor are sent; 0 if it has no rows, and is sent in full."""
+    return max(1, round(aligned.share * shape[0])) if len(shape) > 1 else 0
+
+
+def aligned_values(shapes: Sequence[Sequence[int]], aligned: AlignedSpec) -> tuple[int, int]:
+    """Return the number of values in the sketches of tensors, and in what is sent of them."""
+    rows = [aligned_rows(shape, aligned) for shape in shapes]
+    sketch = sum(shape[0] * aligned.directions for shape, kept in zip(shapes, rows, strict=True) if kept)
+    sent = sum(math.prod((kept, *shape[1:]) if kept else shape) for shape, kept in zip(shapes, rows, strict=True))
+    return sketch, sent
+
+
+def reduced_parts(shapes: Sequence[Sequence[int]], data: DataParallelSpec) -> list[int]:
+    """Return the number of values in each part of an all-reduce: of the tensors; or of the sketches, and then of the
+    rows that the workers agree on.
+    """
+    if data.aligned is None:
+        return ring_parts(shapes, data.workers)
+    return [part for count in aligned_values(shapes, data.aligned) for part in ring_parts([(count,)], data.workers)]
+
+
 def message_shapes(data: DataParallelSpec, shapes: Sequence[Sequence[int]]) -> list[list[Shapes]]:
     """Return the tensor shapes of each message, by fragment and sender (the workers and a star's server); in a ring
-    all-reduce, of each part.
+    all-reduce, of each part (`reduced_parts`).
     """
     fragments = fragment_shapes(shapes, data.fragments)
     if data.exchange == "all-reduce":
-        return [[((length,),) for length in ring_parts(part, data.workers)] for part in fragments]
+        return [[((length,),) for length in reduced_parts(part, data)] for part in fragments]
     return [[tuple(tuple(shape) for shape in part)] * len(data.places) for part in fragments]

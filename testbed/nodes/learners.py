@@ -28,6 +28,7 @@ class TextLearner:
         """Read `parts` of the `every` parts of a batch, from part `first` on; `batches` per evaluation."""
         self.parts, self._first, self._all = parts, first, every
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.tables = model.by_token()
         self._model, self._data, self._batches = model, data, batches
 
     def loss(self, batch: int, part: int) -> Tensor:
@@ -51,6 +52,8 @@ class TextLearner:
 
 class ImagesLearner:
     """A `worker.Learner` of a network on one worker's shard of the training images."""
+
+    tables = ()
 
     def __init__(self, model: nn.Module, batches: ShardBatches, images: ImageSet, parts: int = 1) -> None:
         """`parts`: number of equal parts into which each of the worker's batches is split."""

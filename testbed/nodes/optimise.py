@@ -1,4 +1,4 @@
-"""AdamW or SGD with gradient clipping by global norm, in arithmetic independent of how the model is split."""
+"""AdamW, SGD or Muon with gradient clipping by global norm, in arithmetic independent of how the model is split."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ _EPSILON = 1e-6
 """Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
 _ADAM_EPSILON = 1e-8
 """Added to the root of the second moment, as torch.optim.AdamW does."""
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a Newton-Schulz step, published with Muon: singular values approach 1 within 0.7 to 1.2."""
+_QUINTIC_STEPS = 5
+_ADAM_RMS = 0.2
+"""Root mean square of AdamW's updates, to which Muon's are scaled, so that one learning rate suits both."""
 
 
 def learning_rate(spec: OptimiserSpec, step: int, steps: int) -> float:
@@ -71,29 +76,76 @@ class RowwiseAdamW:
             parameter.grad = None
 
 
+@torch.no_grad()
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Return a matrix with about the singular vectors of `matrix`, and singular values of about 1."""
+    a, b, c = _QUINTIC
+    tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.mT if tall else matrix
+    x = x / (torch.linalg.matrix_norm(x) + _EPSILON)
+    for _ in range(_QUINTIC_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Muon:
+    """Moves each matrix along its momentum, made nearly orthogonal, so that all directions change by as much.
+
+    Sources: Jordan et al., "Muon" (2024), with Nesterov momentum; the scale of updates and the weight decay: Liu et
+    al., arXiv 2502.16982. Here in fp32.
+    """
+
+    keeps = ("_held",)
+
+    def __init__(self, matrices: Iterable[torch.nn.Parameter], spec: OptimiserSpec) -> None:
+        self._spec = spec
+        self._held = [(matrix, torch.zeros_like(matrix)) for matrix in matrices]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Update every matrix that has a gradient, then clear the gradients."""
+        beta = self._spec.beta1
+        for matrix, momentum in self._held:
+            if (gradient := matrix.grad) is None:
+                continue
+            momentum.mul_(beta).add_(gradient)
+            update = orthogonalised(gradient.add(momentum, alpha=beta))
+            scale = _ADAM_RMS * math.sqrt(max(matrix.shape))
+            matrix.mul_(1 - rate * self._spec.weight_decay).add_(update, alpha=-rate * scale)
+            matrix.grad = None
+
+
 class Optimiser:
     """The optimiser of one stage's parameters. Weight decay applies to all of them."""
 
-    keeps = ("_inner", "_updates", "_rowwise")
+    keeps = ("_inner", "_updates", "_rowwise", "_muon")
 
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],
         spec: OptimiserSpec,
         rowwise: Mapping[torch.nn.Parameter, int] = MappingProxyType({}),
+        tables: Iterable[torch.nn.Parameter] = (),
     ) -> None:
-        """`rowwise`: the parameters that `RowwiseAdamW` updates, each with its axis."""
+        """`rowwise`: the parameters that `RowwiseAdamW` updates, each with its axis. `tables`: matrices that Muon does
+        not update: embeddings and the output layer.
+        """
         self._parameters = list(parameters)
         self._spec, self._updates = spec, 0
         self._rowwise = RowwiseAdamW(rowwise, spec)
         others = [parameter for parameter in self._parameters if parameter not in rowwise]
+        apart = set(tables)
+        matrices = {each for each in others if spec.algorithm == "muon" and each.ndim == 2 and each not in apart}
+        self._muon = Muon([each for each in others if each in matrices], spec)
+        groups = [{"params": [each for each in others if each not in matrices]}]
         # foreach and fused batch over a stage's parameters, so rounding could depend on the split
         common: dict[str, Any] = {"weight_decay": spec.weight_decay, "foreach": False, "fused": False}
         self._inner: torch.optim.Optimizer
         if spec.algorithm == "sgd":
-            self._inner = torch.optim.SGD(others, lr=spec.learning_rate, momentum=spec.beta1, **common)
+            self._inner = torch.optim.SGD(groups, lr=spec.learning_rate, momentum=spec.beta1, **common)
         else:
-            self._inner = torch.optim.AdamW(others, lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), **common)
+            self._inner = torch.optim.AdamW(groups, lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), **common)
 
     def squares(self) -> list[float]:
         """Return the squared norm of each parameter's gradient. Norms are fp32, as in clip_grad_norm_: fp64 is 15 times
@@ -136,6 +188,7 @@ class Optimiser:
         for group in self._inner.param_groups:
             group["lr"] = rate
         self._rowwise.step(rate)
+        self._muon.step(rate)
         self._inner.step()
         self._inner.zero_grad(set_to_none=True)
 

@@ -85,7 +85,7 @@ class StageNode:
         """The codecs' parts of the model."""
         learned = itertools.chain(model.parameters(), *(hook.parameters() for hook in self.hooks))
         rowwise = {parameter: axis for hook in self.hooks for parameter, axis in hook.rowwise().items()}
-        self._optimiser = Optimiser(dict.fromkeys(learned), recipe.optimiser, rowwise)
+        self._optimiser = Optimiser(dict.fromkeys(learned), recipe.optimiser, rowwise, model.by_token())
         self._batches: dict[int, Batch] = {}
         """Micro-batches of this step or evaluation, by their number in its record."""
         self._kept: dict[int, _Kept] = {}

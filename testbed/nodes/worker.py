@@ -1,7 +1,8 @@
 """One replica of the model: its computation in a step, and the application of aggregates.
 
-Shared weights are identical at all workers. A worker's local steps start from them; or, where fragments are exchanged
-in turn (`spec.StreamingSpec`), from its own weights, into which a fragment's shared weights are mixed when they change.
+Shared weights are identical at all workers, except where workers average in pairs. A worker's local steps start from
+them; or, where fragments are exchanged in turn (`spec.StreamingSpec`), from its own weights, into which a fragment's
+shared weights are mixed when they change.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Learner(Protocol):
         ...
 
     @property
+    def tables(self) -> Sequence[Parameter]:
+        """Those that are embeddings or the output layer."""
+        ...
+
+    @property
     def parts(self) -> int:
         """Number of equal parts of the worker's share of a batch."""
         ...
@@ -58,12 +64,12 @@ class Computed(NamedTuple):
 
     tensors: list[Tensor]
     """Tensors to send, by parameter (those of the step's fragment where fragments take turns): the mean gradient over
-    its part of the batch, the first moment that it yields (`Optimiser.message`), or the shared weights minus those
-    after its local steps."""
+    its part of the batch, the first moment that it yields (`Optimiser.message`), the shared weights minus those
+    after its local steps, or, in pairs, the latter."""
     loss: float
     """Mean over its part of the batches, before training on them."""
     norm: float
-    """Norm of all `tensors` together."""
+    """Norm of all `tensors` together; in pairs, of the change."""
 
 
 class Worker:
@@ -80,14 +86,15 @@ class Worker:
         outer: OuterSpec | None,
         steps: int,
         streaming: StreamingSpec | None = None,
+        pairs: bool = False,
     ) -> None:
-        """`steps` is the length of the training, which determines the learning rate. SpecError for more fragments than
-        the model has tensors.
+        """`steps` is the length of the training, which determines the learning rate. `pairs`: aggregates are means of
+        two workers' weights. SpecError for more fragments than the model has tensors.
         """
         self.name, self._learner, self._spec, self._steps = f"worker {number}", learner, optimiser, steps
         self.parameters = learner.parameters
-        self._optimiser = Optimiser(self.parameters, optimiser)
-        self._mixing = None if streaming is None else streaming.mixing
+        self._optimiser = Optimiser(self.parameters, optimiser, tables=learner.tables)
+        self._mixing, self._pairs = None if streaming is None else streaming.mixing, pairs
         self.shared = self.parameters
         """Shared weights, by parameter."""
         if streaming is not None:
@@ -111,8 +118,10 @@ class Worker:
         """Make a worker of a recipe. Raises SpecError like `__init__`."""
         data = recipe.data
         assert data is not None
-        steps = recipe.training.steps
-        return cls(number, learner, optimiser=recipe.optimiser, outer=data.outer, steps=steps, streaming=data.streaming)
+        spec, steps, pairs = recipe.optimiser, recipe.training.steps, data.exchange == "pairs"
+        return cls(
+            number, learner, optimiser=spec, outer=data.outer, steps=steps, streaming=data.streaming, pairs=pairs
+        )
 
     # ------------------------------------------------------------------ computing
     def compute(self, step: int, *, staleness: int, local_steps: int) -> Computed:
@@ -140,9 +149,10 @@ class Worker:
             return Computed(tensors, loss, self._norm(tensors, step))
         with torch.no_grad():
             changed = [self._before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
+        tensors = _copies(self.parameters) if self._pairs else changed
         if self._mixing is None:
             _fill(self.parameters, self._before)
-        return Computed(changed, loss, self._norm(changed, step))
+        return Computed(tensors, loss, self._norm(changed, step))
 
     def local_step(self, step: int) -> float:
         """Compute the gradient on its part of the next batch, and apply it where workers send changes of weights;
@@ -184,7 +194,7 @@ class Worker:
         for number in done:
             fragment = in_turn(self._fragments, number)
             for tensor, value in zip(fragment, self._under_way.popleft(), strict=True):
-                self.shared[tensor].grad = value
+                self.shared[tensor].grad = self.shared[tensor].detach() - value if self._pairs else value
             if not self._outers:
                 rate = learning_rate(self._spec, number, self._steps)
                 self._optimiser.update(global_norm(self._optimiser.squares()), rate)

@@ -16,13 +16,14 @@ from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.decision import Decision, Decisions
 from testbed.jobs.recorder import Said
 from testbed.message_key import Phase
+from testbed.nodes.aligned import AlignedRows
 from testbed.nodes.bucket import Bucket, Tensors, weighted_sum
-from testbed.nodes.fragments import fragment_shapes, in_turn, ring_parts
+from testbed.nodes.fragments import fragment_shapes, in_turn, reduced_parts
 from testbed.nodes.optimise import learning_rate
 from testbed.nodes.pace import as_stated
 from testbed.nodes.worker import Computed, Evaluated, Learner, Worker
 from testbed.runtime import failures
-from testbed.spec import Recipe
+from testbed.spec import DataParallelSpec, Recipe
 from testbed.workloads.models import validation_tokens
 
 
@@ -55,24 +56,29 @@ class _Whole:
             if sender < len(codecs):  # a server's reply keeps its codec
                 bucket.change(codecs[sender])
 
-    def aggregate(self, values: Sequence[Tensors]) -> Tensors:
-        return values[0] if len(self._senders) == 1 else weighted_sum(values, self._weights)
+    def aggregate(self, values: Sequence[Tensors], step: int) -> Tensors:
+        pair = len(values) < len(self._weights)
+        weights = [1 / len(values)] * len(values) if pair else self._weights
+        return values[0] if len(self._senders) == 1 else weighted_sum(values, weights)
 
 
 class _Parts:
-    """Messages of a ring all-reduce, each with one part of a worker's tensors; parts are as equal as possible."""
+    """Messages of a ring all-reduce, each with one part of a worker's tensors; parts are as equal as possible. With
+    `aligned`, parts of its sketches, and then of its chosen rows.
+    """
 
-    keeps = ("_buckets", "_own")
+    keeps = ("_buckets", "_own", "_aligned")
 
     def __init__(
-        self, shapes: Sequence[Sequence[int]], codec: str, worker: int, weights: Sequence[float], seed: int
+        self, shapes: Sequence[Sequence[int]], codec: str, worker: int, data: DataParallelSpec, seed: int
     ) -> None:
         self._shapes = [tuple(shape) for shape in shapes]
-        self._lengths = ring_parts(self._shapes, len(weights))
+        self._aligned = None if data.aligned is None else AlignedRows(shapes, data.aligned, seed)
+        self._lengths, self._workers = reduced_parts(self._shapes, data), data.workers
         self._buckets = [
             Bucket([(length,)], codec, seed=seed, sender=part) for part, length in enumerate(self._lengths)
         ]
-        self._worker, self._weight = worker, weights[worker]
+        self._worker, self._weight = worker, data.weights[worker]
         self._own: dict[int, tuple[Tensor, ...]] = {}
         """This worker's contribution to each part, by step."""
 
@@ -89,15 +95,26 @@ class _Parts:
 
     def cut(self, key: Key, value: Tensors) -> Tensor:
         """Store the worker's weighted tensors; returns the part whose sum starts here."""
-        flat = torch.cat([each.reshape(-1) for each in value]).mul_(self._weight)
-        own = self._own[key.step] = torch.split(flat, self._lengths)
+        aligned = self._aligned
+        flat = aligned.sketch(value, key.step) if aligned else torch.cat([each.reshape(-1) for each in value])
+        own = self._own[key.step] = torch.split(flat.mul_(self._weight), self._lengths[: self._workers])
         return own[self._worker]
+
+    def choose(self, key: Key, sums: Sequence[Tensor]) -> Tensor:
+        """Choose the rows by the summed sketches; returns the part of their values whose sum starts here."""
+        assert self._aligned is not None
+        flat = self._aligned.choose(torch.cat(list(sums)), key.step).mul_(self._weight)
+        parts = torch.split(flat, self._lengths[self._workers :])
+        self._own[key.step] = (*self._own[key.step], *parts)
+        return parts[self._worker]
 
     def add(self, key: Key, value: Tensor) -> Tensor:
         """Add the worker's contribution to a part."""
         return value.add_(self._own[key.step][key.part])
 
-    def aggregate(self, values: Sequence[Tensor]) -> Tensors:
+    def aggregate(self, values: Sequence[Tensor], step: int) -> Tensors:
+        if self._aligned is not None:
+            return self._aligned.spread(torch.cat(list(values)), step)
         flat = torch.split(torch.cat(list(values)), [math.prod(shape) for shape in self._shapes])
         return [value.view(shape).clone() for value, shape in zip(flat, self._shapes, strict=True)]
 
@@ -125,7 +142,7 @@ class ExchangeNode:
     def _of_fragment(self, shapes: Sequence[Sequence[int]]) -> _Messages:
         data, codecs, seed = self.data, self.decisions.at(0).codecs, self.recipe.training.seed
         if data.exchange == "all-reduce":
-            return _Parts(shapes, codecs[0], self.place, data.weights, seed)
+            return _Parts(shapes, codecs[0], self.place, data, seed)
         texts = [*codecs, *([] if data.answer is None else [data.answer])]
 
         def bucket(sender: int) -> Bucket:
@@ -141,7 +158,7 @@ class ExchangeNode:
                 assert isinstance(value, Decision)
                 return self.decisions.add(value._replace(codecs=value.codecs or self.decisions.at(0).codecs))
             case "sum":
-                return in_turn(self._messages, key.step).aggregate(value)
+                return in_turn(self._messages, key.step).aggregate(value, key.step)
         raise AssertionError(what)
 
     def encode(self, key: Key, value: Any) -> Encoded:
@@ -189,14 +206,16 @@ class WorkerNode(ExchangeNode):
         """Compute; StageError for a NaN or infinite loss or gradient.
 
         local step: the last one of a step returns the tensors to send. cut: returns the part that a ring sends first.
-        add: adds the worker's contribution to a part. update: applies a step's aggregate. evaluate: returns
-        `Evaluated`.
+        choose: the same, of the rows that all have agreed on. add: adds the worker's contribution to a part. update:
+        applies a step's aggregate. evaluate: returns `Evaluated`.
         """
         match what:
             case "local step":
                 return self._local_step(key)
             case "cut":
                 return self._parts(key.step).cut(key, value)
+            case "choose":
+                return self._parts(key.step).choose(key, value)
             case "add":
                 return self._parts(key.step).add(key, value)
             case "update":
@@ -236,7 +255,7 @@ class WorkerNode(ExchangeNode):
 
     def _update(self, step: int, values: Sequence[Any]) -> None:
         messages = in_turn(self._messages, step)
-        self.replica.receive(messages.aggregate(values))
+        self.replica.receive(messages.aggregate(values, step))
         self.replica.apply_until(step + 1)
         if isinstance(messages, _Parts):
             messages.end(step)

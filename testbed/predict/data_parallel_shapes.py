@@ -7,6 +7,7 @@ all-to-all   every worker sends its message to every other one
 star         every worker sends its message to a server, which returns the aggregate once it has all
 all-reduce   a ring sums parts of dense messages and forwards the sums
 all-gather   a ring forwards every message unchanged, for sparse messages, whose parts cannot be summed
+pairs        every worker sends its message to one other, and receives that one's
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class DataParallelShape(Frozen):
     def payload_bytes(self) -> int:
         """Payload bytes per step, over all nodes."""
         up, down = self.message_bytes
-        others = self.workers - 1
+        others = 1 if self.exchange == "pairs" else self.workers - 1
         if self.exchange == "star":
             return self.workers * (up + down)
         if self.exchange == "all-reduce":
@@ -156,9 +157,9 @@ class DataParallelShape(Frozen):
                 max(to_server / own.up.rate_bps, to_workers / own.down.rate_bps),
                 n * max(to_server / server.down.rate_bps, to_workers / server.up.rate_bps),
             )
-        elif self.exchange == "all-to-all":
-            whole_s = (n - 1) * first / slowest + hop_s
-            busy_s = (n - 1) * first * (1 + acknowledged) / slowest
+        elif self.exchange in ("all-to-all", "pairs"):
+            others = 1 if self.exchange == "pairs" else n - 1
+            whole_s, busy_s = others * first / slowest + hop_s, others * first * (1 + acknowledged) / slowest
         else:
             rounds, message_bytes = _ring(self.exchange, n, self.message_bytes[0])
             whole_s = rounds * (wire_bytes(message_bytes, own) * 8 * (1 + acknowledged) / slowest + hop_s)

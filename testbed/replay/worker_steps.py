@@ -63,10 +63,11 @@ def stated_replica_step(cell: Cell, frame_bytes: Sequence[int], said: str) -> Bo
     """Return a synthetic step, in which each node sends messages of its size in `frame_bytes`."""
     data = cell.data
     assert data is not None
-    peers = 1 if data.exchange == "star" else data.workers - 1
+    peers = 1 if data.exchange in ("star", "pairs") else data.workers - 1
     counts = [data.workers if node == data.workers else peers for node in range(cell.nodes)]
     if data.exchange == "all-reduce":
-        counts, frame_bytes = [2 * peers] * cell.nodes, [-(-size // data.workers) for size in frame_bytes]
+        rounds = 2 * peers * (1 if data.aligned is None else 2)
+        counts, frame_bytes = [rounds] * cell.nodes, [-(-size // data.workers) for size in frame_bytes]
 
     def frames(node: int, step: int) -> list[int]:
         return [frame_bytes[node]] * counts[node]

@@ -81,7 +81,9 @@ def stated_job(
     assert data is not None
     staleness = [data.staleness_of(worker) for worker in range(data.workers)]
     local_steps = [len(each.local_ns) for each in times[: data.workers]]
-    job = DataParallelJob(data.workers, data.exchange, staleness, local_steps, steps, applied)
+    job = DataParallelJob(
+        data.workers, data.exchange, staleness, local_steps, steps, applied, aligned=data.aligned is not None
+    )
 
     def size(node: int, key: Key) -> int:
         return frames(node, key.step)[job.hop(node, key)]
@@ -145,6 +147,7 @@ def _coding(cell: Cell, data: DataParallelSpec, costs: ReplicaCosts | None) -> C
     else:
         timed = [zip(sender.encode, sender.decode, strict=True) for sender in costs.messages]
         by_sender = [[CodecTimes(encode.ns, decode.ns) for encode, decode in each] for each in timed]
+        by_sender *= 1 if data.aligned is None else 2
         coding = tuple(zip(*by_sender, strict=True))
     factor = cell.compute.dilation
     return tuple(tuple(CodecTimes(one[0] * factor, one[1] * factor) for one in messages) for messages in coding)
@@ -182,8 +185,11 @@ def worker_coding_ns(data: DataParallelSpec, messages: Sequence[CodecTimes]) -> 
     encoded, decoded = messages[:1], messages[: data.workers]
     if data.exchange == "star":
         decoded = messages[data.workers :]
+    if data.exchange == "pairs":
+        decoded = messages[:2]
     if data.exchange == "all-reduce":  # each part at every hop except the first, and every sum
-        encoded, decoded = messages, (*messages[1:], *messages)
+        hops = [each for part, each in enumerate(messages) if part % data.workers]
+        encoded, decoded = messages, (*hops, *messages)
     return sum(one.encode_ns for one in encoded) + sum(one.decode_ns for one in decoded)
 
 

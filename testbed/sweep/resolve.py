@@ -176,9 +176,10 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
                     f"{where}: codec {spec.text}: {part.name} needs activations or adapts to its link, but data "
                     "parallel training sends gradients; use a codec that needs neither, for example ef(topk(0.01))"
                 )
-    if data.exchange == "all-reduce" and (len(set(sent)) > 1 or not sent[0].row.linear):
+    if data.exchange in ("all-reduce", "pairs") and (len(set(sent)) > 1 or not sent[0].row.linear):
+        what = "whose partial sums are encoded at every hop" if data.exchange == "all-reduce" else "which sends weights"
         raise SpecError(
-            f"{where}: data.exchange is 'all-reduce', whose partial sums are encoded at every hop, but codec "
+            f"{where}: data.exchange is {data.exchange!r}, {what}, but codec "
             f"{messages.text} does more than round each value; use fp32 or bf16, or exchange = 'all-gather' or 'star'"
         )
     if data.arrivals is not None and answer is not None and not answer.row.linear:

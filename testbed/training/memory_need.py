@@ -34,10 +34,10 @@ copy."""
 def predict_memory(recipe: Recipe) -> int:
     """Predict the peak memory of training a recipe in one process, in bytes.
 
-    Weights, gradients and AdamW's two moments of all stages, fp32; the whole model once more while a stage is built;
-    the activations of the micro-batches that each stage holds between forward and backward (with recomputation: the
-    inputs, and one micro-batch in full). State of codecs is not included. tests/sweep/test_trainings.py compares it
-    with getrusage.
+    Weights, gradients and AdamW's two moments of all stages, fp32 (Muon and SGD need less); the whole model once more
+    while a stage is built; the activations of the micro-batches that each stage holds between forward and backward
+    (with recomputation: the inputs, and one micro-batch in full). State of codecs is not included.
+    tests/sweep/test_trainings.py compares it with getrusage.
     """
     spec, pipeline, data = recipe.workload, recipe.pipeline, recipe.data
     parts = pipeline.microbatches * pipeline.accumulation * (1 if data is None else sum(data.parts))

@@ -123,7 +123,7 @@ class Pretraining:
         self.curve: list[CurvePoint] = []
         self.model: StageModel = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=text.vocabulary)
         self._data = Data(np.load(text.path, mmap_mode="r"), spec, seed)
-        self._optimiser = Optimiser(self.model.parameters(), recipe.optimiser)
+        self._optimiser = Optimiser(self.model.parameters(), recipe.optimiser, tables=self.model.by_token())
         self._losses: list[float] = []
 
     def advance(self) -> CurvePoint | None:

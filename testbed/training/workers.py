@@ -56,6 +56,7 @@ class ReplicasTraining(Training):
             first.staleness,
             first.local_steps,
             training.steps,
+            aligned=self.data.aligned is not None,
             evaluate_every=training.evaluate_every,
             target_loss=training.target_loss,
             decisions=decisions,

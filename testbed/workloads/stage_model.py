@@ -128,6 +128,11 @@ class StageModel(nn.Module, ABC):
         """
         return tuple(Submodule(self.parts, name) for name in self.table_names) if self.first else ()
 
+    def by_token(self) -> list[nn.Parameter]:
+        """Return the weights of this stage that have a row per token or position: embeddings and the output layer."""
+        modules = [table.module for table in self.tables()] + ([self.lm_head] if self.last else [])
+        return [parameter for module in modules for parameter in module.parameters()]
+
     @abstractmethod
     def writers(self) -> tuple[Submodule, ...]:
         """Return the linear layers whose outputs are added to the hidden states, in order; nothing else changes these.

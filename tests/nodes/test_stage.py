@@ -64,6 +64,9 @@ class Toy(nn.Module):
         self.head = head if stage == stages - 1 else None
         self.drawn: list[tuple[bool, int, int]] = []
 
+    def by_token(self) -> list[nn.Parameter]:
+        return [parameter for part in (self.embed, self.head) if part is not None for parameter in part.parameters()]
+
     def draw(self, step: int, microbatch: int) -> None:
         self.drawn.append((torch.is_grad_enabled(), step, microbatch))
 

@@ -27,7 +27,7 @@ STEPS = 6
 class FlatLearner:
     """All parameters as one tensor, so that top-k is of all of them."""
 
-    parts = 1
+    parts, tables = 1, ()
 
     def __init__(self, batches: ShardBatches, seed: int) -> None:
         self._model, self._batches = build_network(MODEL, DIGITS, seed), batches

@@ -51,7 +51,7 @@ EXCHANGES = 4
 class CharacterLearner:
     """A `worker.Learner` of one model, its parameters shaped as a codec is to see them."""
 
-    parts = 1
+    parts, tables = 1, ()
 
     def __init__(self, run: Trial, method: TextMethod, number: int) -> None:
         sizes = [torch.Size(shape).numel() for shape in SHAPES[method.sees]]

@@ -160,6 +160,12 @@ KEPT_LIVE = {"timing": "live", "training": KEPT}
         ({"exchange": "all-to-all"}, {}, "allowed only there"),
         (REDUCE, {}, "partial sums are encoded at every hop"),
         (REDUCE, {"codec": "0: fp32; rest: bf16"}, "partial sums"),
+        (
+            {**REDUCE, "exchange": "pairs", "outer": OUTER, "staleness": 0},
+            {},
+            "which sends weights, but codec .* does more than round",
+        ),
+        ({**REDUCE, "aligned": {"share": 0}}, {}, "greater than 0, found 0"),
         ({}, {"codec": "subspace(8)"}, "needs activations or adapts"),
         ({"answer": "adaptive(5)"}, {}, "adapts to its link"),
         ({"local_steps": 4}, {}, "state the optimiser applied to them"),

@@ -26,7 +26,7 @@ from testbed.jobs.loop import NodeLane
 from testbed.nodes.boundary import Boundary
 from testbed.nodes.bucket import Bucket
 from testbed.results import checkpoint_steps
-from testbed.spec import OuterSpec, Recipe, StreamingSpec
+from testbed.spec import AlignedSpec, OuterSpec, Recipe, StreamingSpec
 from testbed.training import checkpoints
 from testbed.training.alone import train_together
 from testbed.training.checkpoints import Checkpoints
@@ -126,9 +126,12 @@ def pipeline(codec: str, stages: int = 3, **changes: Any) -> Training:
     return toy_of(cell, partial(make, cell.codec))
 
 
-def replicas(exchange: Any, codec: str, frozen_after: int | None = None, **changes: Any) -> Training:
+def replicas(
+    exchange: Any, codec: str, frozen_after: int | None = None, muon: bool = False, **changes: Any
+) -> Training:
     recipe = a_recipe(exchange, codec, **{"workers": 3, "steps": STEPS, "evaluate_every": 3, **changes})
-    optimiser = recipe.optimiser.model_copy(update={"frozen_after": frozen_after})
+    algorithm = "muon" if muon else recipe.optimiser.algorithm
+    optimiser = recipe.optimiser.model_copy(update={"frozen_after": frozen_after, "algorithm": algorithm})
     return SmallTraining(recipe.model_copy(update={"optimiser": optimiser}))
 
 
@@ -212,6 +215,10 @@ def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
         ("all-reduce", {"sgd": True, "microbatches": 2}),
         ("all-to-all", {"evaluate_every": 2}),
         ("all-to-all", {"frozen_after": 3}),
+        ("all-to-all", {"muon": True, "local_steps": 2, "outer": OUTER}),
+        ("all-reduce", {"aligned": AlignedSpec(share=0.1), "codec": "fp32"}),
+        ("all-reduce", {"aligned": AlignedSpec(share=0.1, directions=2), "staleness": 2}),
+        ("pairs", {"codec": "bf16", "workers": 4, "local_steps": 2, "outer": OUTER}),
     ],
     ids=str,
 )

@@ -1,0 +1,208 @@
+"""Draws the figure and generates the tables of newer_methods: `python experiments/newer_methods/figures.py`.
+
+This reads runs.csv, which train.py writes into the output folder, and cells.csv, which
+`python -m testbed predict newer_methods` writes into the results; it copies the latter.
+"""
+
+import functools
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas
+from matplotlib.figure import Figure
+
+from testbed.codecs.catalogue.codec_spec import parse_codec
+from testbed.metrics.verdicts import judge
+from testbed.report import experiments, floors, plots, predicted, publishing
+from testbed.report.claim_rows import Facts
+from testbed.report.numbers import percent, span
+
+HERE = Path(__file__).resolve().parent
+PARAMETERS, FP32 = 17_408, 32
+STAGES = "stages, "
+COLOURS = {
+    "DiLoCo": "#0072b2",
+    "DiLoCo, 30 steps": "#56b4e9",
+    "DiLoCo, 2 bits": "#7b4fa3",
+    "MuLoCo, 2 bits": "#d55e00",
+    "NoLoCo": "#009e73",
+    "all-reduce": "#767d86",
+    "top-k": "#e69f00",
+    "ARC-Top-K": "#cc79a7",
+    "stages, bf16": "#767d86",
+    "stages, PowerSGD": "#e69f00",
+    "stages, rvq": "#d55e00",
+}
+EQUAL = 0.05
+"""Nats that count as no worse: more than five seeds can detect (`power`)."""
+EARLIER = "local_steps_or_codec"
+
+
+@functools.lru_cache(maxsize=2)
+def results(folder: Path) -> Any:
+    """Return the runs that count."""
+    runs = pandas.read_csv(folder / "runs.csv")
+    return runs[runs.use == "result"]
+
+
+def losses(folder: Path, method: str) -> dict[int, float]:
+    """Return the last loss by seed; empty for a method without runs."""
+    return experiments.by_seed(results(folder), "loss", method=method)
+
+
+def of(folder: Path, method: str, column: str) -> float:
+    """Return a number that all runs of a method share."""
+    runs = results(folder)
+    return float(runs[runs.method == method][column].iloc[0])
+
+
+def pair_s() -> float:
+    """Return the time of one more seed of two methods."""
+    return 2 * float(experiments.training_s(HERE, "runs.csv"))
+
+
+def fewer(folder: Path, ours: str, base: str) -> float:
+    """Return how many times fewer bits one method sends than another: between stages, per message."""
+    column = "bits" if ours.startswith(STAGES) else "sent_bits"
+    return of(folder, base, column) / of(folder, ours, column)
+
+
+# ------------------------------------------------------------------ claims
+def loss(folder: Path, ours: str, base: str, bound: float = 0.0, share: float | None = None) -> Facts | None:
+    """Return the difference of two methods' last losses; its bound may be a `share` of the base's loss."""
+    both = losses(folder, ours), losses(folder, base)
+    if not all(both):
+        return None
+    mean = experiments.mean_of(both[1])
+    judged = judge("loss", *both, bound if share is None else share * mean)
+    return experiments.loss_facts(judged, mean, pair_s(), EQUAL, fewer=fewer(folder, ours, base), ours=ours, base=base)
+
+
+def smaller(folder: Path) -> Facts:
+    """Return how many times smaller than fp32 the messages of Covenant's round are: by the numbers of cells.toml, and
+    by the formula of our codec.
+    """
+    bits = float(tomllib.loads((HERE / "cells.toml").read_text(encoding="utf8"))["cell"]["bits"])
+    ours = parse_codec("ef-decay(topk-chunk(0.0156), 0.95)").nominal_bits
+    value = FP32 / bits
+    return {"value": value, "low": value, "high": value, "codec": FP32 / ours}
+
+
+def round_s(folder: Path, seconds: float) -> Facts:
+    """Return the communication of a predicted round, and the rate at which it would take `seconds`."""
+    cell = predicted.cells(folder).iloc[0]
+    value, ideal = (float(took - cell.no_network_s) for took in (cell.step_s, cell.ideal_s))
+    utilised, needed = float(cell.no_network_s / cell.step_s), value / seconds
+    facts = {"value": value, "low": value, "high": value, "ideal": ideal, "published": seconds, "needed": needed}
+    return {**facts, "utilised": utilised, "round": float(cell.step_s)}
+
+
+# ------------------------------------------------------------------ the README
+def power(folder: Path) -> str:
+    """Return what five seeds detect, by the spread of an earlier experiment with this model and text."""
+    curves = experiments.tuned_curves(HERE.parent / EARLIER)
+    last = {name: {seed: points[-1].loss for seed, points in each.items()} for name, each in curves.items()}
+    pairs = (("DiLoCo 8", "all-reduce fp32"), ("SparseLoCo 8", "DiLoCo 8"), ("Streaming DiLoCo 32", "DiLoCo 32"))
+    found = [judge("loss", last[ours], last[base], 0.0).detectable for ours, base in pairs]
+    assert None not in found
+    least = span([each for each in found if each is not None], "{:.3f}".format)
+    return experiments.prose(
+        f"Computed before the trainings, from the spread of [{EARLIER}](../{EARLIER}/README.md) with the same model "
+        f"and text: five seeds detect {least} nats between two methods with 80 % power. So {EQUAL:g} nats count as no "
+        "worse."
+    )
+
+
+@experiments.table
+def methods(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield every method: what it sends, and its loss."""
+    runs = results(folder)
+    for name in runs.method.unique():
+        sent = of(folder, name, "sent_bits")
+        yield {
+            "method": name,
+            "learning rate": f"{of(folder, name, 'learning_rate'):g}",
+            "bits sent per exchange, or per value between stages": f"{of(folder, name, 'bits'):.3g}",
+            "bits sent per batch": f"{sent:.3g}" if sent else "",
+            "last loss": experiments.mean_words(losses(folder, name), "{:.3f}"),
+        }
+
+
+def answer(folder: Path) -> str:
+    """Return the answer in three lines."""
+    said = []
+    for what, ours, base in (
+        ("Muon inside and 2 bits with feedback", "MuLoCo, 2 bits", "DiLoCo"),
+        ("averaging in pairs", "NoLoCo", "DiLoCo"),
+        ("residual vector quantisation between stages", "stages, rvq", "stages, bf16"),
+        ("rows that all workers agree on", "ARC-Top-K", "top-k"),
+    ):
+        if (facts := loss(folder, ours, base)) is not None:
+            than = base.removeprefix(STAGES)
+            words = experiments.with_ends(facts["judgement"])
+            said.append(f"{what}: {words} nats against {than}, {facts['fewer']:.3g} times fewer bits")
+    return experiments.prose(
+        f"**Answer.** At {PARAMETERS:,} parameters and {int(results(folder).batches.max())} batches, {'; '.join(said)}."
+    )
+
+
+def covenant(folder: Path) -> str:
+    """Return the predicted round beside the published one."""
+    facts = round_s(folder, 70.0)
+    return experiments.prose(
+        f"Predicted over 1 Gbit/s: a round of {facts['round']:.0f} s, of which {facts['value']:.0f} s are "
+        f"communication ({facts['ideal']:.0f} s by formula), so peers compute {percent(facts['utilised'], '{:.1f}')} "
+        "of the time. Published: 70 s and 94.5 %. With the same messages, 70 s need links about "
+        f"{facts['needed']:.2g} times as fast."
+    )
+
+
+# ------------------------------------------------------------------ figures
+def draw(folder: Path) -> Figure:
+    """Draw the losses against the bits sent, of workers and of stages."""
+    figure, (row,) = plots.panels(1, 2, (9.6, 4.0), sharey=True)
+    names = list(results(folder).method.unique())
+    for axes, column, inside in (
+        (row[0], "sent_bits", [name for name in names if not name.startswith(STAGES)]),
+        (row[1], "bits", [name for name in names if name.startswith(STAGES)]),
+    ):
+        for name in inside:
+            values = losses(folder, name)
+            x = of(folder, name, column)
+            axes.plot([x] * len(values), list(values.values()), "o", ms=4, alpha=0.45, color=COLOURS[name], mew=0)
+            axes.plot([x], [experiments.mean_of(values)], "D", ms=6, color=COLOURS[name], label=name)
+        axes.set_xscale("log")
+        floors.draw_floors(axes, HERE)
+    row[0].set_title(_title(folder, "MuLoCo, 2 bits", "DiLoCo", "MuLoCo"))
+    row[1].set_title(_title(folder, "stages, rvq", "stages, bf16", "rvq"))
+    row[0].set(xlabel="bits that a worker sends, per batch and parameter", ylabel="validation loss, nats")
+    row[1].set_xlabel("bits per value between stages")
+    for axes in row:
+        axes.legend(loc="upper right", fontsize=8)
+    plots.finish(figure)
+    return figure
+
+
+def _title(folder: Path, ours: str, base: str, name: str) -> str:
+    """Return what the numbers of a pair support."""
+    facts = loss(folder, ours, base)
+    if facts is None:
+        return name
+    judged = facts["judgement"]
+    assert judged.interval is not None
+    times, than = f"{facts['fewer']:.2g} times fewer bits", base.removeprefix(STAGES)
+    if judged.interval.low > 0:
+        return f"{name}: {times} than {than}, {judged.value:.2f} nats above"
+    if judged.interval.high < 0:
+        return f"{name}: {times} than {than}, {-judged.value:.2f} nats below"
+    return f"{name}: {times} than {than}, loss not told apart"
+
+
+BLOCKS = {"answer": answer, "power": power, "methods": methods, "covenant": covenant}
+FIGURES = {"loss": draw}
+
+
+if __name__ == "__main__":
+    publishing.run(globals())
