@@ -18,7 +18,7 @@ from testbed.codecs.catalogue import placement
 from testbed.devices.codec_cost import device_codec_ns, rates_of
 from testbed.devices.device import ComputeDevice, Precision, load_device
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
-from testbed.errors import SpecError
+from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Frozen, explain
 from testbed.message_key import Direction
 from testbed.metrics.wires import wire_bytes
@@ -26,7 +26,7 @@ from testbed.profiles import LinkProfile
 from testbed.spec import ScheduleName, Topology
 from testbed.trace.format import Trace
 from testbed.trace.synthetic import pipeline_trace
-from testbed.workloads.models import FAMILIES, ModelSize, model_size, split_layers
+from testbed.workloads.models import FAMILIES, MADE, SIZES, ModelSize, model_size, split_layers
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
 Table = TypeVar("Table", bound=Frozen)
@@ -168,11 +168,50 @@ def resolve(kind: type[Table], make: Callable[[Table], Made], table: Mapping[str
         raise SpecError(f"{where}: {error}") from None
 
 
+def _published(
+    family: str, layers: int, width: int, heads: int, keys: int, inner: int, context: int, vocabulary: int
+) -> ModelSize:
+    return ModelSize(
+        family=family,
+        layers=layers,
+        width=width,
+        heads=heads,
+        key_heads=keys,
+        inner=inner,
+        context=context,
+        vocabulary=vocabulary,
+    )
+
+
+PUBLISHED: Mapping[str, ModelSize] = {
+    # Radford et al., GPT-2, 2019, table 2; Zhang et al., TinyLlama, arXiv 2401.02385; Touvron et al., LLaMA, arXiv
+    # 2302.13971, table 2; Llama 3, arXiv 2407.21783, table 3.
+    "gpt2-medium": _published("gpt2", 24, 1024, 16, 16, 4096, 1024, 50257),
+    "gpt2-large": _published("gpt2", 36, 1280, 20, 20, 5120, 1024, 50257),
+    "gpt2-xl": _published("gpt2", 48, 1600, 25, 25, 6400, 1024, 50257),
+    "tinyllama-1.1b": _published("llama", 22, 2048, 32, 4, 5632, 2048, 32000),
+    "llama-7b": _published("llama", 32, 4096, 32, 32, 11008, 2048, 32000),
+    "llama-13b": _published("llama", 40, 5120, 40, 40, 13824, 2048, 32000),
+    "llama3-8b": _published("llama", 32, 4096, 32, 8, 14336, 8192, 128256),
+}
+"""Shapes of published models that are too large to train here."""
+
+
+def named_size(model: str) -> ModelSize:
+    """Return the size of a published model, or as `model_size`. UnknownNameError or SpecError for anything else."""
+    if model in PUBLISHED:
+        return PUBLISHED[model]
+    try:
+        return model_size(model)
+    except UnknownNameError:
+        raise UnknownNameError("model", model, (*SIZES, *MADE, *PUBLISHED)) from None
+
+
 def model_on_device(
     model: str | Mapping[str, Any], device: str, precision: Precision
 ) -> tuple[ModelSize, ComputeDevice, float]:
     """Return a model's size, the device, and its FLOP/s in this precision. SpecError or UnknownNameError if unknown."""
-    size = model_size(model) if isinstance(model, str) else _stated_size(model)
+    size = named_size(model) if isinstance(model, str) else _stated_size(model)
     machine = load_device(device)
     if (speed := machine.speed(precision)) is None:
         raise SpecError(f"device {machine.name} has no speed in {precision}")
@@ -223,10 +262,20 @@ def _messages(
     sizes = codec_bytes(asked.codec, shape)
     if asked.codec_cost == "zero":
         return sizes, (0, 0), (0, 0)
+    return sizes, *coding_ns(asked.codec, shape, device)
+
+
+def coding_ns(
+    codec: str, shape: tuple[int, int, int], device: ComputeDevice
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the durations of encode and decode on a device, each for a micro-batch's activations and gradients.
+
+    SpecError for a codec or a device without the necessary numbers.
+    """
     rates = rates_of(device)
-    specs = (placement.parse_placement(asked.codec).at(0, way) for way in _WAYS)
+    specs = (placement.parse_placement(codec).at(0, way) for way in _WAYS)
     (e1, d1), (e2, d2) = (device_codec_ns(spec, way, shape, rates) for spec, way in zip(specs, _WAYS, strict=True))
-    return sizes, (e1, e2), (d1, d2)
+    return (e1, e2), (d1, d2)
 
 
 def codec_bytes(codec: str, shape: tuple[int, int, int]) -> tuple[int, int]:

@@ -1,0 +1,182 @@
+"""How often is the first choice of `advise` the fastest, and what does it lose when it is not?
+
+    python -m tests.predict.held_out_advice --results /root/held-out
+
+Draws SET_UPS set-ups by a rule that knows no result, plays the first choice of each and up to three rivals on the
+virtual clock, and writes docs/advice.csv and the table of docs/advice.md. The rivals are the ones predicted to be best:
+two with other kinds or numbers of stages, replicas or local steps, and one with the same, but another number of
+micro-batches or of those in flight. A set-up is a model, a device,
+a profile, a number of nodes and a batch, each drawn uniformly from everything that is shipped or listed below. A draw
+that `advise` refuses, or for which a single layout fits, is skipped, because nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from testbed.commands.console import need_clock_kernel
+from testbed.devices.device import device_files
+from testbed.errors import SpecError
+from testbed.predict import advice_cells, cells
+from testbed.predict.advice import Advice, Asked, Predicted, advise
+from testbed.predict.shapes import PUBLISHED
+from testbed.profiles.loading import profile_files
+from testbed.report.blocks import write_blocks
+from testbed.report.evidence import read_evidence
+from testbed.report.numbers import markdown_table, three
+
+SET_UPS, SEED, RIVALS = 20, 0, 2
+NODES, BATCHES, TOKENS = (2, 4, 8), (32, 128), 512
+DOCS = Path(__file__).parents[2] / "docs"
+FILE = DOCS / "advice.csv"
+
+
+class Row(NamedTuple):
+    """A played layout."""
+
+    set_up: int
+    model: str
+    device: str
+    profile: str
+    nodes: int
+    batch: int
+    layout: str
+    predicted_s: float
+    """Seconds per batch."""
+    played_s: float
+
+
+def drawn(codecs: Sequence[str]) -> Iterator[tuple[Advice, list[Predicted]]]:
+    """Yield the advice for each drawn set-up, and the best of each of its first layouts."""
+    draw, found = random.Random(SEED), 0
+    while found < SET_UPS:
+        model, device, profile = (draw.choice(sorted(names)) for names in (PUBLISHED, device_files(), profile_files()))
+        asked = Asked(model, device, draw.choice(NODES), profile, draw.choice(BATCHES), TOKENS)
+        try:
+            answer = advise(asked, codecs)
+        except SpecError:
+            continue
+        first, *others = answer.simulated
+        best = {one.layout.group: one for one in reversed(others) if one.layout.group != first.layout.group}
+        alike = [one for one in others if one.layout.group == first.layout.group and _depth(one) != _depth(first)]
+        if best:
+            found += 1
+            yield answer, [first, *alike[:1], *sorted(best.values(), key=lambda one: one.batch_s)[:RIVALS]]
+
+
+def _depth(one: Predicted) -> tuple[object, ...]:
+    return one.layout.microbatches, one.layout.job.get("in_flight")
+
+
+def named(one: Predicted) -> str:
+    """Return the words for a layout in the table."""
+    kind, replicas, stages, steps = one.layout.group
+    what = {"pipeline": f"pipeline of {stages}", "hybrid": f"{replicas} pipelines of {stages}"}
+    many = what.get(kind, f"{replicas} workers") + f", {steps} local steps" * (steps > 1)
+    job = one.layout.job
+    return many + (f", {job['in_flight']} of {one.layout.microbatches} in flight" if "in_flight" in job else "")
+
+
+def play(results: Path, say: object = print) -> list[Row]:
+    """Play all set-ups; finished cells in `results` are kept."""
+    codecs = [name for name, one in read_evidence().items() if one.holds and "steps" not in name]
+    planned, told = list[cells.Planned](), list[tuple[Advice, Predicted, int]]()
+    results.mkdir(parents=True, exist_ok=True)
+    for number, (answer, best) in enumerate(drawn(codecs), 1):
+        file = results / f"set-up-{number}.toml"
+        file.write_text(advice_cells.experiment(answer.setting, [one.layout for one in best]), "utf8")
+        planned += cells.plan_cells(str(file))
+        told += [(answer, one, number) for one in best]
+    cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
+    rows = []
+    for (answer, one, number), each in zip(told, planned, strict=True):
+        result = cells.result_of(each.cell, results)
+        assert result is not None
+        assert result.step_ns is not None
+        asked = answer.setting.asked
+        played_s = result.step_ns / 1e9 / one.layout.local_steps
+        rows.append(
+            Row(
+                number,
+                asked.model,
+                asked.device,
+                asked.profile,
+                asked.nodes,
+                asked.batch,
+                named(one),
+                one.batch_s,
+                played_s,
+            )
+        )
+    return rows
+
+
+def read_rows() -> list[Row]:
+    """Return the rows of docs/advice.csv."""
+    with FILE.open(encoding="utf8", newline="") as file:
+        return [
+            Row(int(r["set_up"]), r["model"], r["device"], r["profile"], int(r["nodes"]), int(r["batch"]), r["layout"],
+                float(r["predicted_s"]), float(r["played_s"]))
+            for r in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+def losses(rows: Iterable[Row]) -> list[tuple[Row, Row, float, int]]:
+    """Return for each set-up the first choice, the fastest layout, the share of time that the choice loses, and the
+    number of layouts played.
+    """
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.set_up, []).append(row)
+    found = []
+    for group in groups.values():
+        fastest = min(group, key=lambda row: row.played_s)
+        found.append((group[0], fastest, group[0].played_s / fastest.played_s - 1, len(group)))
+    return found
+
+
+def draw_table(rows: Sequence[Row]) -> str:
+    """Return the summary and the table in Markdown."""
+    every = losses(rows)
+    lost = [share for _, _, share, _ in every]
+    apart = [abs(row.predicted_s / row.played_s - 1) for row in rows]
+    lines = [
+        [
+            f"{first.model}, {first.nodes} {first.device}, {first.profile}, {first.batch}", first.layout,
+            three(first.predicted_s), three(first.played_s), str(count),
+            "it" if not share else f"{fastest.layout}: {three(fastest.played_s)}", f"{share:.1%}".replace("%", " %"),
+        ]
+        for first, fastest, share, count in every
+    ]  # fmt: skip
+    head = ("set-up", "first choice", "predicted s", "played s", "layouts played", "fastest", "lost")
+    return (
+        f"The first choice is the fastest of the layouts played in {sum(share == 0 for share in lost)} of {len(lost)} "
+        f"set-ups. It loses {median(lost):.1%} in the median and {max(lost):.1%} at worst. Predicted and played times "
+        f"differ by {median(apart):.1%} in the median and {max(apart):.1%} at most, over {len(rows)} layouts.\n\n"
+    ).replace("%", " %") + markdown_table(head, lines, right=head[2:5])
+
+
+def main() -> None:
+    """Play, and write the file and the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, required=True, help="folder of the played cells, which are kept")
+    os.nice(10)
+    rows = play(parser.parse_args().results)
+    with FILE.open("w", encoding="utf8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
+    write_blocks(DOCS / "advice.md", {"held-out": draw_table(rows)})
+    sys.stdout.write(draw_table(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
