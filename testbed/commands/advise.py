@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed import units
 from testbed.commands.console import say, typed, writing
+from testbed.devices.flops import parameters
 
 if TYPE_CHECKING:
-    from testbed.predict.advice import Advice, Predicted
+    from testbed.predict.advice import Predicted, Setting
     from testbed.report.evidence import Evidence
 
 _BAR = 40
-"""Characters of the bar that shows what limits a step."""
+"""Characters of the bar of what limits a batch."""
 
 
 def advise(
@@ -25,131 +25,84 @@ def advise(
     nodes: Annotated[int, typer.Option(help="Number of nodes.")],
     profile: Annotated[str, typer.Option(help="Access link of every node, see `profiles`; or link(80Mbit, 10ms).")],
     batch: Annotated[int, typer.Option(help="Sequences per batch, over all nodes.")],
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence; default: 1,024 at most.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence; default: at most 1,024.")] = None,
     local_steps: Annotated[int, typer.Option(help="Maximum number of batches between two exchanges.")] = 8,
     explain: Annotated[bool, typer.Option("--explain", help="List what was compared, and what was left out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    toml: Annotated[Path | None, typer.Option(help="Write an experiment that plays the recommendations here.")] = None,
+    toml: Annotated[Path | None, typer.Option(help="Write an experiment that plays the recommendations.")] = None,
 ) -> None:
     """Recommend how to train a model over slow links: layout, schedule and codecs, with predicted times, memory, what
     limits them, and the evidence for the loss.
     """
-    from testbed.predict import advice as advising
-    from testbed.predict import advice_cells
-    from testbed.report.evidence import read_evidence
+    from testbed.predict import advice
+    from testbed.report.evidence import proven_codecs, read_evidence
 
-    evidence = read_evidence()
-    codecs = [name for name, one in evidence.items() if one.holds and "steps" not in name]
-    asked = advising.Asked(model, device, nodes, profile, batch, sequence_length, local_steps)
-    answer = advising.advise(asked, codecs)
-    told = [_told(answer, one, evidence) for one in answer.chosen]
+    evidence, codecs = read_evidence(), proven_codecs()
+    setting = advice.look_up(model, device, nodes, profile, batch, sequence_length, local_steps)
+    answer = advice.advise(setting, codecs)
+    told = [{**_told(setting, one, evidence), "limits": advice.limits(one, setting)} for one in answer.chosen]
+    whole = (each.layout for each in answer.simulated if each.layout.group == (nodes, 1, 1))
+    alone_s = next((advice.batch_s(each, setting, "none", sequences=batch) for each in whole), None)
     if toml is not None:
         with writing("the experiment", toml):
-            toml.write_text(advice_cells.experiment(answer.setting, [one.layout for one in answer.chosen]), "utf8")
+            toml.write_text(advice.experiment(setting, [one.layout for one in answer.chosen]), encoding="utf8")
     if as_json:
-        typer.echo(json.dumps({"asked": asked._asdict(), "recommendations": told, "alone_s": answer.alone_s}, indent=1))
-        return
+        return typer.echo(json.dumps({"recommendations": told, "one_node_s": alone_s}, indent=1))
     for number, one in enumerate(told, 1):
-        say(_text(number, one))
-    say(
-        f"The first is the fastest of {len(answer.simulated)} layouts simulated, of {answer.layouts} that fit; none was played."
-    )
-    if answer.alone_s is not None:
-        faster = "slower than" if answer.alone_s > answer.chosen[0].batch_s else "no slower than"
-        say(
-            f"One node alone, without links, takes {units.format_duration(answer.alone_s)} a batch: {faster} the first."
-        )
-    if explain:
-        _explain(answer, evidence, codecs)
+        shares = one.pop("limits")
+        bar = "".join(name[0].upper() * round(share * _BAR) for name, share in shares.items())
+        one = {**one, "limits": f"[{bar}] " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items())}
+        say(f"{number}. {one.pop('layout')}")
+        for name, value in one.items():
+            for line in value if isinstance(value, list) else [value]:
+                say(f"   {name:9} {line}")
+    say(f"Predicted: the fastest of {len(answer.simulated)} layouts simulated; {answer.fitting} fit; none was played.")
+    if alone_s is not None:
+        say(f"One node alone, without links, takes {alone_s:.4g} s a batch, if its memory suffices.")
+    for predicted in answer.simulated if explain else ():
+        say(f"{predicted.batch_s:10.4g} s  {_words(predicted)}")
+    for name, kept in evidence.items() if explain else ():
+        if name not in codecs and "steps" not in name:
+            say(f"left out: {name}: {kept.claim.verdict}: {kept.claim.claim}: {kept.claim.ours}")
     if toml is not None:
         say(f"To play them here: {typed('predict', str(toml))}")
+    return None
 
 
-def _told(answer: Advice, one: Predicted, evidence: dict[str, Evidence]) -> dict[str, Any]:
-    """Return a recommendation as plain values."""
-    from testbed.predict.advice import limits
+def _words(one: Predicted) -> str:
+    """Return a layout in words."""
+    replicas, stages, steps, whole, job, *_ = one.layout
+    many = f"pipeline of {stages} stages" if replicas == 1 else f"hybrid, {replicas} pipelines of {stages} stages"
+    words = f"data parallel, {replicas} workers in a ring" if stages == 1 else many
+    words += f", {steps} local steps, exchange in fp32" if replicas > 1 else ""
+    if stages == 1:
+        return words
+    depth = f"{job['schedule']} with {job['in_flight']} of {whole} micro-batches of {job['sequences']} in flight"
+    return f"{words}; {depth}{', recomputing activations' * job['recompute']}; {' and '.join(one.layout.codecs)}"
 
-    layout, setting = one.layout, answer.setting
-    job = layout.job
-    codec = job.get("codec", "")
-    forward, _, backward = codec.removeprefix("fwd=").partition(", bwd=") if "bwd=" in codec else (codec, "", codec)
+
+def _told(setting: Setting, one: Predicted, evidence: dict[str, Evidence]) -> dict[str, Any]:
+    """Return a recommendation as plain values, in the order in which they are shown."""
+    layout, millions = one.layout, parameters(setting.size, range(setting.size.layers)) / 1e6
+    speed = setting.device.speed(setting.precision)
+    assert speed is not None
+    settings = [*dict.fromkeys(layout.codecs), *([f"{layout.local_steps} local steps"] * (layout.local_steps > 1))]
+    known = [(name, evidence[name]) for name in settings]
     return {
-        "layout": layout.kind,
-        "replicas": layout.replicas,
-        "stages": layout.stages,
-        "nodes": layout.replicas * layout.stages,
-        "local_steps": layout.local_steps,
-        "schedule": job.get("schedule"),
-        "in_flight": job.get("in_flight"),
-        "microbatches": layout.microbatches,
-        "sequences": job["sequences"],
-        "recompute": job.get("recompute", False),
-        "forward": forward or None,
-        "backward": backward or None,
-        "step_s": one.batch_s,
-        "token_s": one.batch_s / (setting.asked.batch * setting.tokens),
-        "memory_bytes": layout.memory_bytes,
-        "device_memory_bytes": setting.device.memory_bytes,
-        "limits": limits(one, setting),
-        "evidence": [
-            {
-                "setting": name,
-                "grade": evidence[name].claim.grade,
-                "verdict": evidence[name].claim.verdict,
-                "claim": evidence[name].claim.claim,
-                "ours": evidence[name].claim.ours,
-                "experiment": evidence[name].experiment,
-                "parameters": evidence[name].parameters,
-                "asked_parameters": setting.parameters,
-            }
-            for name in layout.settings
-        ],
-        "unknown": setting.unknown(layout),
-    }
-
-
-def _text(number: int, told: dict[str, Any]) -> str:
-    """Return a recommendation as text."""
-    kind, stages, steps = told["layout"], told["stages"], told["local_steps"]
-    shape = {
-        "pipeline": f"pipeline of {stages} stages",
-        "data parallel": f"data parallel, {told['replicas']} workers, a ring of fp32",
-        "hybrid": f"hybrid, {told['replicas']} pipelines of {stages} stages, exchange in fp32",
-    }[kind]
-    lines = [f"{number}. {shape}" + (f", {steps} local steps" if kind != "pipeline" else "")]
-    if kind != "data parallel":
-        again = ", recomputing activations" if told["recompute"] else ""
-        lines += [
-            f"schedule  {told['schedule']}, {told['in_flight']} of {told['microbatches']} micro-batches in flight, "
-            f"{told['sequences']} sequences each{again}",
-            f"codec     {told['forward']} forward, {told['backward']} backward",
+        "layout": _words(one),
+        "codec": [f"{way}: {codec}" for way, codec in zip(("forward", "backward"), layout.codecs, strict=False)],
+        "batch_s": float(f"{one.batch_s:.4g}"),
+        "token_s": float(f"{one.batch_s / setting.batch / setting.tokens:.4g}"),
+        "memory": f"{layout.memory_bytes / 1e9:.1f} of {(setting.device.memory_bytes or 0) / 1e9:.0f} GB",
+        "loss": [
+            f"{name}: grade {its.claim.grade}, {its.claim.verdict}: {its.claim.claim}: {its.claim.ours} "
+            f"({its.experiment}, toy scale: {its.parameters:.2g} of your {millions:,.0f} M parameters)"
+            for name, its in known
         ]
-    marks = "".join(name[0].upper() * round(share * _BAR) for name, share in told["limits"].items())
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in told["limits"].items())
-    lines += [
-        f"time      {units.format_duration(told['step_s'])} a batch, {told['token_s'] * 1e6:.3g} us a token (predicted)",
-        f"memory    {told['memory_bytes'] / 1e9:.1f} of {told['device_memory_bytes'] / 1e9:.0f} GB",
-        f"limits    [{marks}] {shares}",
-    ]
-    for one in told["evidence"]:
-        times = one["asked_parameters"] / one["parameters"]
-        scale = f"toy scale, {one['parameters'] / 1e6:.3g} M parameters; yours has {times:,.0f} times as many"
-        lines.append(
-            f"loss      {one['setting']}: grade {one['grade']}, {one['verdict']}: {one['claim']}: {one['ours']} "
-            f"({one['experiment']}; {scale})"
-        )
-    lines += ["loss      as without a network: it sends fp32 in every step"] * (not told["evidence"])
-    lines += [f"unknown   {one}" for one in told["unknown"]]
-    return "\n   ".join(lines) + "\n"
-
-
-def _explain(answer: Advice, evidence: dict[str, Evidence], codecs: list[str]) -> None:
-    say("\nSimulated, seconds a batch:")
-    for one in answer.simulated:
-        layout = one.layout
-        depth = f", {layout.job['in_flight']} in flight" if "in_flight" in layout.job else ""
-        what = f"{layout.kind} {layout.replicas} x {layout.stages}, {layout.local_steps} local steps{depth}"
-        say(f"  {one.batch_s:10.3f}  {what}, {layout.job.get('codec', 'fp32')}")
-    for name, one in evidence.items():
-        if name not in codecs and "steps" not in name:
-            say(f"Left out: {name}, because its claim is {one.claim.verdict}: {one.claim.claim}: {one.claim.ours}")
+        or ["sends fp32 after every batch, as training without a network would compute it"],
+        "unknown": [
+            f"losses at full buffers{''.join(f', {effect}' for effect in setting.effects)} and TCP's reaction to them",
+            f"the speed of {setting.device.name} with this model: {speed.utilisation:.0%} of its peak is assumed",
+            *["the loss at this scale, and the time of an outer optimiser"] * bool(known),
+        ],
+    }

@@ -34,7 +34,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from testbed.devices.device import ComputeDevice
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError
 from testbed.frozen import Frozen
@@ -89,6 +88,7 @@ class HybridTable(ModelTable):
     """Codec of messages between stages at one site."""
     codec_cost: Literal["device", "zero"] = "zero"
     """Cost of the codec between sites; it adds to the durations of the passes."""
+    recompute: bool = False
     local_steps: Count = 1
     """Number of batches between two exchanges, which make up a step."""
     exchange: Literal["star", "all-to-all"] = "star"
@@ -343,23 +343,25 @@ def _shape(asked: HybridTable) -> HybridShape:
             f"staleness is {asked.staleness}, which requires several replicas that are always present: set it to 0, or "
             "remove rounds"
         )
-    size = model_on_device(asked.model, devices[0].device, asked.precision)[0]
+    names = {at.device for at in devices}
+    machines = {name: model_on_device(asked.model, name, asked.precision) for name in names}
+    size = machines[devices[0].device][0]
     parts = [split_layers(size.layers, stages) for stages in asked.replicas]
     forward, update = list[float](), list[float]()
-    machines = list[ComputeDevice]()
     for own, at in zip(itertools.chain(*parts), devices, strict=True):
-        _, device, flops = model_on_device(asked.model, at.device, asked.precision)
+        _, device, flops = machines[at.device]
         count = stage(size, own, sequence_length=asked.sequence_length, sequences=asked.sequences)
         forward.append(count / flops * asked.compute)
         update.append(ADAMW_BYTES * parameters(size, own) / device.bandwidth_bytes_per_s)
-        machines.append(device)
+    backward = [(3 if asked.recompute else 2) * seconds for seconds in forward]
     shape = (asked.sequences, asked.sequence_length, size.width)
-    backward = [2 * seconds for seconds in forward]
-    for a in () if asked.codec_cost == "zero" else _crossed(asked.replicas, devices):
-        for device, sends, receives, way in ((a, forward, backward, 0), (a + 1, backward, forward, 1)):
-            encode, decode = coding_ns(asked.codec, shape, machines[device])
-            sends[device] += encode[way] / 1e9
-            receives[device] += decode[1 - way] / 1e9
+    if asked.codec_cost == "device":
+        coding = {name: coding_ns(asked.codec, shape, machine[1]) for name, machine in machines.items()}
+        for a in _crossed(asked.replicas, devices):
+            for number, sends, receives, way in ((a, forward, backward, 0), (a + 1, backward, forward, 1)):
+                encode, decode = coding[devices[number].device]
+                sends[number] += encode[way] / 1e9
+                receives[number] += decode[1 - way] / 1e9
     numbers = itertools.count()
     layout = _Layout(asked, size, [[(next(numbers), own) for own in part] for part in parts], [d.site for d in devices])
     exchanged, passed_on = layout.exchange()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,7 +20,7 @@ from testbed.devices.codec_cost import device_codec_ns, rates_of
 from testbed.devices.device import ComputeDevice, Precision, load_device
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError, UnknownNameError
-from testbed.frozen import Frozen, explain
+from testbed.frozen import Frozen, explain, read_toml
 from testbed.message_key import Direction
 from testbed.metrics.wires import wire_bytes
 from testbed.profiles import LinkProfile
@@ -168,31 +169,8 @@ def resolve(kind: type[Table], make: Callable[[Table], Made], table: Mapping[str
         raise SpecError(f"{where}: {error}") from None
 
 
-def _published(
-    family: str, layers: int, width: int, heads: int, keys: int, inner: int, context: int, vocabulary: int
-) -> ModelSize:
-    return ModelSize(
-        family=family,
-        layers=layers,
-        width=width,
-        heads=heads,
-        key_heads=keys,
-        inner=inner,
-        context=context,
-        vocabulary=vocabulary,
-    )
-
-
 PUBLISHED: Mapping[str, ModelSize] = {
-    # Radford et al., GPT-2, 2019, table 2; Zhang et al., TinyLlama, arXiv 2401.02385; Touvron et al., LLaMA, arXiv
-    # 2302.13971, table 2; Llama 3, arXiv 2407.21783, table 3.
-    "gpt2-medium": _published("gpt2", 24, 1024, 16, 16, 4096, 1024, 50257),
-    "gpt2-large": _published("gpt2", 36, 1280, 20, 20, 5120, 1024, 50257),
-    "gpt2-xl": _published("gpt2", 48, 1600, 25, 25, 6400, 1024, 50257),
-    "tinyllama-1.1b": _published("llama", 22, 2048, 32, 4, 5632, 2048, 32000),
-    "llama-7b": _published("llama", 32, 4096, 32, 32, 11008, 2048, 32000),
-    "llama-13b": _published("llama", 40, 5120, 40, 40, 13824, 2048, 32000),
-    "llama3-8b": _published("llama", 32, 4096, 32, 8, 14336, 8192, 128256),
+    name: ModelSize(**shape) for name, shape in read_toml(Path(__file__).with_name("models.toml")).items()
 }
 """Shapes of published models that are too large to train here."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,12 +24,12 @@ from typing import NamedTuple
 from testbed.commands.console import need_clock_kernel
 from testbed.devices.device import device_files
 from testbed.errors import SpecError
-from testbed.predict import advice_cells, cells
-from testbed.predict.advice import Advice, Asked, Predicted, advise
+from testbed.predict import cells
+from testbed.predict.advice import Predicted, Setting, advise, experiment, look_up
 from testbed.predict.shapes import PUBLISHED
 from testbed.profiles.loading import profile_files
 from testbed.report.blocks import write_blocks
-from testbed.report.evidence import read_evidence
+from testbed.report.evidence import proven_codecs
 from testbed.report.numbers import markdown_table, three
 
 SET_UPS, SEED, RIVALS = 20, 0, 2
@@ -54,14 +53,15 @@ class Row(NamedTuple):
     played_s: float
 
 
-def drawn(codecs: Sequence[str]) -> Iterator[tuple[Advice, list[Predicted]]]:
-    """Yield the advice for each drawn set-up, and the best of each of its first layouts."""
+def drawn(codecs: Sequence[str]) -> Iterator[tuple[Setting, list[Predicted]]]:
+    """Yield each drawn set-up, with its first choice and the rivals."""
     draw, found = random.Random(SEED), 0
     while found < SET_UPS:
         model, device, profile = (draw.choice(sorted(names)) for names in (PUBLISHED, device_files(), profile_files()))
-        asked = Asked(model, device, draw.choice(NODES), profile, draw.choice(BATCHES), TOKENS)
+        nodes, batch = draw.choice(NODES), draw.choice(BATCHES)
         try:
-            answer = advise(asked, codecs)
+            setting = look_up(model, device, nodes, profile, batch, TOKENS)
+            answer = advise(setting, codecs)
         except SpecError:
             continue
         first, *others = answer.simulated
@@ -69,7 +69,7 @@ def drawn(codecs: Sequence[str]) -> Iterator[tuple[Advice, list[Predicted]]]:
         alike = [one for one in others if one.layout.group == first.layout.group and _depth(one) != _depth(first)]
         if best:
             found += 1
-            yield answer, [first, *alike[:1], *sorted(best.values(), key=lambda one: one.batch_s)[:RIVALS]]
+            yield setting, [first, *alike[:1], *sorted(best.values(), key=lambda one: one.batch_s)[:RIVALS]]
 
 
 def _depth(one: Predicted) -> tuple[object, ...]:
@@ -78,44 +78,29 @@ def _depth(one: Predicted) -> tuple[object, ...]:
 
 def named(one: Predicted) -> str:
     """Return the words for a layout in the table."""
-    kind, replicas, stages, steps = one.layout.group
-    what = {"pipeline": f"pipeline of {stages}", "hybrid": f"{replicas} pipelines of {stages}"}
-    many = what.get(kind, f"{replicas} workers") + f", {steps} local steps" * (steps > 1)
-    job = one.layout.job
-    return many + (f", {job['in_flight']} of {one.layout.microbatches} in flight" if "in_flight" in job else "")
+    replicas, stages, steps, whole, job, *_ = one.layout
+    many = f"{replicas} workers" if stages == 1 else f"{replicas} pipelines of {stages}" if replicas > 1 else ""
+    many = (many or f"pipeline of {stages}") + f", {steps} local steps" * (steps > 1)
+    return many if stages == 1 else f"{many}, {job['in_flight']} of {whole} in flight"
 
 
-def play(results: Path, say: object = print) -> list[Row]:
+def play(results: Path) -> list[Row]:
     """Play all set-ups; finished cells in `results` are kept."""
-    codecs = [name for name, one in read_evidence().items() if one.holds and "steps" not in name]
-    planned, told = list[cells.Planned](), list[tuple[Advice, Predicted, int]]()
+    planned, told = list[cells.Planned](), list[tuple[int, Setting, Predicted]]()
     results.mkdir(parents=True, exist_ok=True)
-    for number, (answer, best) in enumerate(drawn(codecs), 1):
+    for number, (setting, best) in enumerate(drawn(proven_codecs()), 1):
         file = results / f"set-up-{number}.toml"
-        file.write_text(advice_cells.experiment(answer.setting, [one.layout for one in best]), "utf8")
+        file.write_text(experiment(setting, [one.layout for one in best]), encoding="utf8")
         planned += cells.plan_cells(str(file))
-        told += [(answer, one, number) for one in best]
+        told += [(number, setting, one) for one in best]
     cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
     rows = []
-    for (answer, one, number), each in zip(told, planned, strict=True):
+    for (number, setting, one), each in zip(told, planned, strict=True):
         result = cells.result_of(each.cell, results)
         assert result is not None
         assert result.step_ns is not None
-        asked = answer.setting.asked
-        played_s = result.step_ns / 1e9 / one.layout.local_steps
-        rows.append(
-            Row(
-                number,
-                asked.model,
-                asked.device,
-                asked.profile,
-                asked.nodes,
-                asked.batch,
-                named(one),
-                one.batch_s,
-                played_s,
-            )
-        )
+        asked = (setting.model, setting.device.name, setting.profile, setting.nodes, setting.batch)
+        rows.append(Row(number, *asked, named(one), one.batch_s, result.step_ns / 1e9 / one.layout.local_steps))
     return rows
 
 
@@ -168,7 +153,6 @@ def main() -> None:
     """Play, and write the file and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="folder of the played cells, which are kept")
-    os.nice(10)
     rows = play(parser.parse_args().results)
     with FILE.open("w", encoding="utf8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
