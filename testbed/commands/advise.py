@@ -12,7 +12,7 @@ from testbed.commands.console import say, typed, writing
 from testbed.devices.flops import parameters
 
 if TYPE_CHECKING:
-    from testbed.predict.advice import Predicted, Setting
+    from testbed.predict.advice import Layout, Setting
     from testbed.report.evidence import Evidence
 
 _BAR = 40
@@ -39,70 +39,71 @@ def advise(
 
     evidence, codecs = read_evidence(), proven_codecs()
     setting = advice.look_up(model, device, nodes, profile, batch, sequence_length, local_steps)
-    answer = advice.advise(setting, codecs)
-    told = [{**_told(setting, one, evidence), "limits": advice.limits(one, setting)} for one in answer.chosen]
-    whole = (each.layout for each in answer.simulated if each.layout.group == (nodes, 1, 1))
+    simulated, fitting = advice.advise(setting, codecs)
+    chosen = sorted({each.kind: each for each in reversed(simulated)}.values(), key=lambda each: each.batch_s)
+    told = [_told(setting, one, evidence, advice.limits(one, setting)) for one in chosen]
+    whole = (each for each in simulated if each.group == ("data parallel", nodes, 1, 1))
     alone_s = next((advice.batch_s(each, setting, "none", sequences=batch) for each in whole), None)
     if toml is not None:
         with writing("the experiment", toml):
-            toml.write_text(advice.experiment(setting, [one.layout for one in answer.chosen]), encoding="utf8")
+            toml.write_text(advice.experiment(setting, chosen), encoding="utf8")
     if as_json:
         return typer.echo(json.dumps({"recommendations": told, "one_node_s": alone_s}, indent=1))
     for number, one in enumerate(told, 1):
-        shares = one.pop("limits")
+        shares = one["limits"]
         bar = "".join(name[0].upper() * round(share * _BAR) for name, share in shares.items())
-        one = {**one, "limits": f"[{bar}] " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items())}
+        one["limits"] = f"[{bar}] " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         say(f"{number}. {one.pop('layout')}")
         for name, value in one.items():
             for line in value if isinstance(value, list) else [value]:
                 say(f"   {name:9} {line}")
-    say(f"Predicted: the fastest of {len(answer.simulated)} layouts simulated; {answer.fitting} fit; none was played.")
+    say(f"Predicted: the fastest of {len(simulated)} layouts simulated, of {fitting} that fit; none was played.")
     if alone_s is not None:
-        say(f"One node alone, without links, takes {alone_s:.4g} s a batch, if its memory suffices.")
-    for predicted in answer.simulated if explain else ():
-        say(f"{predicted.batch_s:10.4g} s  {_words(predicted)}")
+        say(f"One node alone, without links, takes {alone_s:.4g} s a batch.")
+    for layout in simulated if explain else ():
+        say(f"{layout.batch_s:10.4g} s  {_words(layout)}")
     for name, kept in evidence.items() if explain else ():
         if name not in codecs and "steps" not in name:
             say(f"left out: {name}: {kept.claim.verdict}: {kept.claim.claim}: {kept.claim.ours}")
-    if toml is not None:
-        say(f"To play them here: {typed('predict', str(toml))}")
-    return None
+    return say(f"To play them here: {typed('predict', str(toml))}") if toml is not None else None
 
 
-def _words(one: Predicted) -> str:
+def _words(layout: Layout) -> str:
     """Return a layout in words."""
-    replicas, stages, steps, whole, job, *_ = one.layout
-    many = f"pipeline of {stages} stages" if replicas == 1 else f"hybrid, {replicas} pipelines of {stages} stages"
-    words = f"data parallel, {replicas} workers in a ring" if stages == 1 else many
-    words += f", {steps} local steps, exchange in fp32" if replicas > 1 else ""
-    if stages == 1:
-        return words
-    depth = f"{job['schedule']} with {job['in_flight']} of {whole} micro-batches of {job['sequences']} in flight"
-    return f"{words}; {depth}{', recomputing activations' * job['recompute']}; {' and '.join(one.layout.codecs)}"
+    kind, replicas, stages, steps, whole, job, *_ = layout
+    if kind == "data parallel":
+        return f"data parallel, {replicas} workers in a ring, {steps} local steps, exchange in fp32"
+    many = f", {replicas} of them, {steps} local steps, exchange in fp32" if replicas > 1 else ""
+    depth = f"{job['in_flight']} of {whole} micro-batches of {job['sequences']} in flight"
+    return (
+        f"{kind}: {stages} stages{many}; {job['schedule']}, {depth}{', recomputing activations' * job['recompute']}; "
+        f"{layout.codecs[0]} forward, {layout.codecs[1]} backward"
+    )
 
 
-def _told(setting: Setting, one: Predicted, evidence: dict[str, Evidence]) -> dict[str, Any]:
+def _told(setting: Setting, layout: Layout, evidence: dict[str, Evidence], limits: dict[str, float]) -> dict[str, Any]:
     """Return a recommendation as plain values, in the order in which they are shown."""
-    layout, millions = one.layout, parameters(setting.size, range(setting.size.layers)) / 1e6
-    speed = setting.device.speed(setting.precision)
-    assert speed is not None
-    settings = [*dict.fromkeys(layout.codecs), *([f"{layout.local_steps} local steps"] * (layout.local_steps > 1))]
-    known = [(name, evidence[name]) for name in settings]
+    millions, speed = (
+        parameters(setting.size, range(setting.size.layers)) / 1e6,
+        setting.device.speed(setting.precision),
+    )
+    settings = [*dict.fromkeys(layout.codecs), *[f"{layout.local_steps} local steps"] * (layout.local_steps > 1)]
+    loss = [
+        f"{name}: grade {its.claim.grade}, {its.claim.verdict}: {its.claim.claim}: {its.claim.ours} "
+        f"({its.experiment}, toy scale: {its.parameters:.2g} of your {millions:,.0f} M parameters)"
+        for name, its in ((name, evidence[name]) for name in settings)
+    ]
     return {
-        "layout": _words(one),
-        "codec": [f"{way}: {codec}" for way, codec in zip(("forward", "backward"), layout.codecs, strict=False)],
-        "batch_s": float(f"{one.batch_s:.4g}"),
-        "token_s": float(f"{one.batch_s / setting.batch / setting.tokens:.4g}"),
+        "layout": _words(layout),
+        "batch_s": float(f"{layout.batch_s:.4g}"),
+        "token_s": float(f"{layout.batch_s / setting.batch / setting.tokens:.4g}"),
         "memory": f"{layout.memory_bytes / 1e9:.1f} of {(setting.device.memory_bytes or 0) / 1e9:.0f} GB",
-        "loss": [
-            f"{name}: grade {its.claim.grade}, {its.claim.verdict}: {its.claim.claim}: {its.claim.ours} "
-            f"({its.experiment}, toy scale: {its.parameters:.2g} of your {millions:,.0f} M parameters)"
-            for name, its in known
-        ]
-        or ["sends fp32 after every batch, as training without a network would compute it"],
+        "limits": limits,
+        "loss": loss or ["sends fp32 after every batch, so nothing changes"],
         "unknown": [
-            f"losses at full buffers{''.join(f', {effect}' for effect in setting.effects)} and TCP's reaction to them",
-            f"the speed of {setting.device.name} with this model: {speed.utilisation:.0%} of its peak is assumed",
-            *["the loss at this scale, and the time of an outer optimiser"] * bool(known),
+            f"losses at full buffers{''.join(f', {effect}' for effect in setting.effects)}, and TCP's reaction",
+            f"the speed of {setting.device.name} with this model: {speed and speed.utilisation:.0%} of its peak is assumed",
+            *["the loss at this scale"] * bool(loss),
+            *["the time of the outer optimiser"] * (layout.local_steps > 1),
         ],
     }

@@ -9,7 +9,7 @@ several pipelines that exchange them. It has micro-batches, a depth and a codec 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -62,27 +62,19 @@ class Setting(NamedTuple):
     """Per sequence."""
     local_steps: int
     """Maximum number of batches between two exchanges."""
-
-    @property
-    def precision(self) -> Precision:
-        return "fp32" if self.device.half is None else "bf16"
-
-    @property
-    def effects(self) -> list[str]:
-        """What the link does besides its rate, delay and buffer; the prediction ignores it."""
-        pipes = [pipe.model_dump() | {"jitter": pipe.jitter_ns or pipe.jitter_reorders} for pipe in self.link.pipes]
-        return [effect for effect in _EFFECTS if any(pipe.get(effect) for pipe in pipes)]
-
-    @property
-    def playable(self) -> str:
-        """The link as it can be played with divided rates: nothing is lost, and buffers hold all that waits."""
-        text, added = self.profile.strip(), ", ".join(["buffer=8GB", *(f"{effect}=none" for effect in self.effects)])
-        return f"{text[:-1]}, {added})" if is_link_text(text) else f"{text}, {added}"
+    room: float
+    """Memory of a device that a layout may take."""
+    precision: Precision
+    effects: tuple[str, ...]
+    """What the link does besides its rate, delay and buffer; the prediction ignores it."""
+    playable: str
+    """The link as it can be played with divided rates: nothing is lost, and buffers hold all that waits."""
 
 
 class Layout(NamedTuple):
     """A way to train on these nodes."""
 
+    kind: str
     replicas: int
     stages: int
     local_steps: int
@@ -92,43 +84,19 @@ class Layout(NamedTuple):
     """Its fields in a cells.toml."""
     memory_bytes: float
     """Of the device that needs most."""
-    rough_s: float = 0.0
-    """Seconds per batch, before it is simulated."""
+    codecs: tuple[str, ...] = ()
+    """Forward and backward."""
+    batch_s: float = 0.0
+    """Predicted seconds per batch: a rough estimate, until it is simulated."""
 
     @property
-    def kind(self) -> str:
-        return "data parallel" if self.stages == 1 else "hybrid" if self.replicas > 1 else "pipeline"
-
-    @property
-    def group(self) -> tuple[int, int, int]:
+    def group(self) -> tuple[object, ...]:
         """What remains of it without its codecs and micro-batches."""
-        return self[:3]
-
-    @property
-    def codecs(self) -> tuple[str, ...]:
-        """Codec forward and backward; empty without."""
-        return tuple(part.partition("=")[2] for part in self.job["codec"].split(", ")) if self.stages > 1 else ()
+        return self[:4]
 
     def shape(self, **changes: object) -> HybridShape | DataParallelShape:
         """Return its shape, with changed fields."""
         return (resolve_hybrid if self.stages > 1 else resolve_data_parallel)({**self.job, **changes}, "a layout")
-
-
-class Predicted(NamedTuple):
-    """A layout and its simulated time per batch."""
-
-    layout: Layout
-    batch_s: float
-
-
-class Advice(NamedTuple):
-    """The answer."""
-
-    chosen: list[Predicted]
-    """The fastest of each kind; fastest first, like all simulated."""
-    simulated: list[Predicted]
-    fitting: int
-    """Number of layouts that fit."""
 
 
 def look_up(
@@ -149,84 +117,81 @@ def look_up(
     ):
         if bad:
             raise SpecError(f"cannot advise: {what}")
-    return Setting(model, size, machine, nodes, profile, link, batch, tokens, local_steps)
+    pipes = [pipe.model_dump() | {"jitter": pipe.jitter_ns or pipe.jitter_reorders} for pipe in link.pipes]
+    effects = tuple(effect for effect in _EFFECTS if any(pipe.get(effect) for pipe in pipes))
+    text, added = profile.strip(), ", ".join(["buffer=8GB", *(f"{effect}=none" for effect in effects)])
+    playable = f"{text[:-1]}, {added})" if is_link_text(text) else f"{text}, {added}"
+    precision: Precision = "fp32" if machine.half is None else "bf16"
+    room = _USABLE * (machine.memory_bytes or 0)
+    numbers = batch, tokens, local_steps, room, precision
+    return Setting(model, size, machine, nodes, profile, link, *numbers, effects, playable)
 
 
-def advise(setting: Setting, codecs: Sequence[str]) -> Advice:
-    """Answer a question; `codecs` may be used. SpecError if no layout fits."""
-    fitting = sorted(_layouts(setting, codecs), key=lambda layout: layout.rough_s)
+def advise(setting: Setting, codecs: Sequence[str]) -> tuple[list[Layout], int]:
+    """Return the best layouts by their simulated time, fastest first, with at least one of each kind that fits, and the
+    number of those that fit. `codecs` may be used. SpecError if none fits.
+    """
+    fitting = sorted(_layouts(setting, codecs), key=lambda layout: layout.batch_s)
     if not fitting:
         raise SpecError(
             f"cannot advise: no layout of {setting.model} on {setting.nodes} nodes needs at most {_USABLE:.0%} of the "
             f"memory of {setting.device.name}; use more nodes, a device with more, a smaller model or shorter sequences"
         )
-    groups = defaultdict[object, list[Layout]](list)
+    seen, taken = Counter[tuple[object, ...]](), list[Layout]()
     for layout in fitting:
-        groups[layout.group].append(layout)
-    best = sorted((each for part in groups.values() for each in part[:_PER_GROUP]), key=lambda each: each.rough_s)
-    taken = {id(each): each for each in best[:_SIMULATED]}
-    taken |= {id(each): each for each in {each.kind: each for each in reversed(fitting)}.values()}
-    simulated = [Predicted(each, batch_s(each, setting)) for each in taken.values()]
-    simulated.sort(key=lambda each: each.batch_s)
-    chosen = {each.layout.kind: each for each in reversed(simulated)}.values()
-    return Advice(sorted(chosen, key=lambda each: each.batch_s), simulated, len(fitting))
+        seen[layout.group] += 1
+        first = layout.kind not in {each.kind for each in taken}
+        if first or (seen[layout.group] <= _PER_GROUP and len(taken) < _SIMULATED):
+            taken.append(layout)
+    simulated = [layout._replace(batch_s=batch_s(layout, setting)) for layout in taken]
+    return sorted(simulated, key=lambda layout: layout.batch_s), len(fitting)
 
 
 # ------------------------------------------------------------------ layouts
 def _layouts(setting: Setting, codecs: Sequence[str]) -> Iterator[Layout]:
-    """Yield the layouts that fit."""
-    nodes, room, allowed = setting.nodes, _USABLE * (setting.device.memory_bytes or 0), setting.local_steps
+    """Yield the layouts that fit, with rough estimates of their times."""
+    nodes, whole = setting.nodes, range(setting.size.layers)
     model = {"model": setting.model, "precision": setting.precision, "sequence_length": setting.tokens, "bits": _BITS}
-    job: dict[str, Any] = model | {"parallelism": "data", "device": setting.device.name, "workers": nodes}
-    job |= {"exchange": "all-reduce", "sequences": setting.batch // nodes}
-    for steps in (steps for steps in _LOCAL_STEPS if steps <= allowed):
-        if (memory := _stage_bytes(setting, range(setting.size.layers), 1, 1, steps)) <= room:
-            yield Layout(nodes, 1, steps, 1, {**job, "local_iterations": steps}, memory)
-    counts = [count for count in range(2, min(nodes, setting.size.layers) + 1) if nodes % count == 0]
-    for stages, sequences in itertools.product(counts, _SEQUENCES):
-        for replicas in {1, nodes // stages}:
-            whole, odd = divmod(setting.batch, replicas * sequences)
-            ahead = {min(whole, stages * times) for times in _DEPTHS} | {whole} if whole and not odd else ()
-            job = {**model, **_split(setting, replicas, stages), "sequences": sequences, "microbatches": whole}
-            shapes = dict[object, HybridShape]()
-            for steps, many in itertools.product(_LOCAL_STEPS, sorted(ahead)):
-                if steps <= (allowed if replicas > 1 else 1):
-                    schedule = "1f1b" if many < whole else "gpipe"
-                    own = {**job, "in_flight": many, "schedule": schedule, "local_steps": steps}
-                    yield from _coded(setting, Layout(replicas, stages, steps, whole, own, 0.0), codecs, shapes)
+    ring = {**model, "parallelism": "data", "device": setting.device.name, "workers": nodes, "exchange": "all-reduce"}
+    allowed = [steps for steps in _LOCAL_STEPS if steps <= setting.local_steps]
+    for steps in allowed:
+        if (memory := _stage_bytes(setting, whole, 1, 1, steps)) <= setting.room:
+            job = {**ring, "sequences": setting.batch // nodes, "local_iterations": steps}
+            yield Layout("data parallel", nodes, 1, steps, 1, job, memory)
+    counts = [count for count in range(2, min(nodes, len(whole)) + 1) if nodes % count == 0]
+    for stages, replicas, sequences in ((s, r, q) for s in counts for r in {1, nodes // s} for q in _SEQUENCES):
+        parts, odd = divmod(setting.batch, replicas * sequences)
+        site = {"count": replicas * stages, "device": setting.device.name, "link": setting.playable}
+        scenario = {"summary": "equal nodes", "source": "[chosen]", "server": setting.playable, "sites": [site]}
+        job = {**model, "parallelism": "hybrid", "replicas": [stages] * replicas, "exchange": "all-to-all"}
+        job |= {"scenario": scenario, "codec_cost": "device", "sequences": sequences, "microbatches": parts}
+        for pair in itertools.product(codecs, repeat=2) if parts and not odd else ():
+            job["codec"] = "fwd={}, bwd={}".format(*pair)
+            shape = resolve_hybrid(job, "a layout")
+            for steps, times in itertools.product(allowed if replicas > 1 else [1], (*_DEPTHS, parts)):
+                kind, ahead = "hybrid" if replicas > 1 else "pipeline", min(parts, stages * times)
+                own = {
+                    **job,
+                    "local_steps": steps,
+                    "in_flight": ahead,
+                    "schedule": "1f1b" if ahead < parts else "gpipe",
+                }
+                layout = Layout(kind, replicas, stages, steps, parts, own, 0.0, pair)
+                yield from _fitting(setting, layout, shape)
 
 
-def _coded(
-    setting: Setting, layout: Layout, codecs: Sequence[str], shapes: dict[object, HybridShape]
-) -> Iterator[Layout]:
-    """Yield a layout that fits with every pair of codecs; with recomputation if it fits no other way. `shapes`: known
-    ones that differ in the schedule.
-    """
-    stages, job, exchanged = layout.stages, layout.job, layout.local_steps * (layout.replicas > 1)
+def _fitting(setting: Setting, layout: Layout, shape: HybridShape) -> Iterator[Layout]:
+    """Yield a layout if it fits; with recomputation if it fits no other way."""
+    job, stages, exchanged = layout.job, layout.stages, layout.local_steps * (layout.replicas > 1)
     numbers = {name: job[name] for name in ("microbatches", "in_flight")}
     held = [depth(job["schedule"], stage=at, stages=stages, **numbers) for at in range(stages)]
     for again in (False, True):
         parts = zip(split_layers(setting.size.layers, stages), held, strict=True)
-        memory = max(
-            _stage_bytes(setting, own, job["sequences"], there, exchanged, again=again) for own, there in parts
-        )
-        if memory <= _USABLE * (setting.device.memory_bytes or 0):
-            for pair in itertools.product(codecs, repeat=2):
-                coded = layout._replace(
-                    job={**job, "recompute": again, "codec": "fwd={}, bwd={}".format(*pair)}, memory_bytes=memory
-                )
-                if (again, pair) not in shapes:
-                    shapes[again, pair] = resolve_hybrid({**coded.job, "microbatches": 1, "local_steps": 1}, "a layout")
-                yield coded._replace(rough_s=_rough_s(setting, coded, shapes[again, pair]))
+        needs = [_stage_bytes(setting, own, job["sequences"], n, exchanged, again=again) for own, n in parts]
+        if max(needs) <= setting.room:
+            made = layout._replace(job={**job, "recompute": again}, memory_bytes=max(needs))
+            yield made._replace(batch_s=_rough_s(setting, made, shape))
             return
-
-
-def _split(setting: Setting, replicas: int, stages: int) -> dict[str, Any]:
-    """Return the fields of pipelines with every stage at a site of its own."""
-    sites = {"count": replicas * stages, "device": setting.device.name, "link": setting.playable}
-    scenario = {"summary": "equal nodes", "source": "[chosen]", "server": setting.playable, "sites": [sites]}
-    pipelines = {"parallelism": "hybrid", "replicas": [stages] * replicas, "exchange": "all-to-all"}
-    return {**pipelines, "scenario": scenario, "codec_cost": "device"}
 
 
 def _stage_bytes(
@@ -248,12 +213,11 @@ def _rough_s(setting: Setting, layout: Layout, shape: HybridShape) -> float:
     (up, down), stages = setting.link.pipes, layout.stages
     rate, delays_s = min(up.rate_bps, down.rate_bps), (up.delay_ns + down.delay_ns) / 1e9
     there, back = (wire_bytes(size, setting.link) * 8 / rate for size in shape.crossing_bytes)
-    passes = [(f + b) / 1e9 for f, b in zip(shape.forward_ns[:stages], shape.backward_ns, strict=False)]
-    one_way = stages == 2 and layout.job["schedule"] == "1f1b"
+    again, one_way = 1 + layout.job["recompute"], stages == 2 and layout.job["schedule"] == "1f1b"
+    passes = [(again * f + b) / 1e9 for f, b in zip(shape.forward_ns[:stages], shape.backward_ns, strict=False)]
     round_s = sum(passes) + (stages - 1) * (there + back + 2 * delays_s)
-    cycle_s = steady_cycle_s(
-        max(passes), max(there, back) if one_way else there + back, round_s - max(passes), layout.job["in_flight"] - 1
-    )
+    busy_s, ahead = max(there, back) if one_way else there + back, layout.job["in_flight"]
+    cycle_s = steady_cycle_s(max(passes), busy_s, round_s - max(passes), ahead - 1)
     exchange = sum(size for sender, _, size in shape.exchanged if sender == stages - 1) * 8 / rate
     return layout.microbatches * cycle_s + round_s + (exchange + max(shape.update_ns) / 1e9) / layout.local_steps
 
@@ -271,31 +235,26 @@ def batch_s(layout: Layout, setting: Setting, wire: str = "links", **changes: ob
         return step_s() / steps
     deep = 2 * layout.stages if layout.job["schedule"] == "gpipe" else layout.job["in_flight"]
     few, many = 2 * deep, 4 * deep
-    one_s = step_s(microbatches=min(whole, many), local_steps=1)
-    more_s = 0.0
+    one_s, more_s = step_s(microbatches=min(whole, many), local_steps=1), 0.0
     if whole > many:
         more_s = (one_s - step_s(microbatches=few, local_steps=1)) / (many - few) * (whole - many)
     further_s = step_s(microbatches=min(whole, many), local_steps=2) - one_s + more_s if steps > 1 else 0.0
     return (one_s + more_s + (steps - 1) * further_s) / steps
 
 
-def limits(predicted: Predicted, setting: Setting) -> dict[str, float]:
+def limits(layout: Layout, setting: Setting) -> dict[str, float]:
     """Return the shares of a batch's time that go with all messages and codecs, with codecs' time, with transmission,
     including the wait of messages that meet, and with delays.
     """
-    layout, total_s = predicted
     free = {"codec_cost": "zero"} if layout.stages > 1 else {}
     parts = (batch_s(layout, setting, "none", **free), batch_s(layout, setting, "none"))
-    ends = list(itertools.accumulate([0.0, *parts, batch_s(layout, setting, "undelayed"), total_s], max))
+    ends = list(itertools.accumulate([0.0, *parts, batch_s(layout, setting, "undelayed"), layout.batch_s], max))
     return {name: (end - begin) / ends[-1] for name, (begin, end) in zip(LIMITS, itertools.pairwise(ends), strict=True)}
 
 
 def experiment(setting: Setting, layouts: Sequence[Layout]) -> str:
     """Return the text of a cells.toml with a grid for each layout."""
-    about = (
-        f"Is the advice for {setting.model} on {setting.nodes} {setting.device.name} behind {setting.profile} right?"
-    )
-    text = f"question = {toml_value(about)}\n"
+    text = f"question = {toml_value(f'Is the advice for {setting.model} behind {setting.profile} right?')}\n"
     for number, layout in enumerate(layouts, 1):
         shape, least = layout.shape(), 4 if layout.kind == "pipeline" else 1
         packets = max(least, _PLAYED_PACKETS * min(shape.message_bytes) // shape.payload_bytes)

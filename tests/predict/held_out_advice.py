@@ -25,7 +25,7 @@ from testbed.commands.console import need_clock_kernel
 from testbed.devices.device import device_files
 from testbed.errors import SpecError
 from testbed.predict import cells
-from testbed.predict.advice import Predicted, Setting, advise, experiment, look_up
+from testbed.predict.advice import Layout, Setting, advise, experiment, look_up
 from testbed.predict.shapes import PUBLISHED
 from testbed.profiles.loading import profile_files
 from testbed.report.blocks import write_blocks
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     played_s: float
 
 
-def drawn(codecs: Sequence[str]) -> Iterator[tuple[Setting, list[Predicted]]]:
+def drawn(codecs: Sequence[str]) -> Iterator[tuple[Setting, list[Layout]]]:
     """Yield each drawn set-up, with its first choice and the rivals."""
     draw, found = random.Random(SEED), 0
     while found < SET_UPS:
@@ -61,24 +61,23 @@ def drawn(codecs: Sequence[str]) -> Iterator[tuple[Setting, list[Predicted]]]:
         nodes, batch = draw.choice(NODES), draw.choice(BATCHES)
         try:
             setting = look_up(model, device, nodes, profile, batch, TOKENS)
-            answer = advise(setting, codecs)
+            first, *others = advise(setting, codecs)[0]
         except SpecError:
             continue
-        first, *others = answer.simulated
-        best = {one.layout.group: one for one in reversed(others) if one.layout.group != first.layout.group}
-        alike = [one for one in others if one.layout.group == first.layout.group and _depth(one) != _depth(first)]
+        best = {one.group: one for one in reversed(others) if one.group != first.group}
+        alike = [one for one in others if one.group == first.group and _depth(one) != _depth(first)]
         if best:
             found += 1
             yield setting, [first, *alike[:1], *sorted(best.values(), key=lambda one: one.batch_s)[:RIVALS]]
 
 
-def _depth(one: Predicted) -> tuple[object, ...]:
-    return one.layout.microbatches, one.layout.job.get("in_flight")
+def _depth(one: Layout) -> tuple[object, ...]:
+    return one.microbatches, one.job.get("in_flight")
 
 
-def named(one: Predicted) -> str:
+def named(one: Layout) -> str:
     """Return the words for a layout in the table."""
-    replicas, stages, steps, whole, job, *_ = one.layout
+    _, replicas, stages, steps, whole, job, *_ = one
     many = f"{replicas} workers" if stages == 1 else f"{replicas} pipelines of {stages}" if replicas > 1 else ""
     many = (many or f"pipeline of {stages}") + f", {steps} local steps" * (steps > 1)
     return many if stages == 1 else f"{many}, {job['in_flight']} of {whole} in flight"
@@ -86,11 +85,11 @@ def named(one: Predicted) -> str:
 
 def play(results: Path) -> list[Row]:
     """Play all set-ups; finished cells in `results` are kept."""
-    planned, told = list[cells.Planned](), list[tuple[int, Setting, Predicted]]()
+    planned, told = list[cells.Planned](), list[tuple[int, Setting, Layout]]()
     results.mkdir(parents=True, exist_ok=True)
     for number, (setting, best) in enumerate(drawn(proven_codecs()), 1):
         file = results / f"set-up-{number}.toml"
-        file.write_text(experiment(setting, [one.layout for one in best]), encoding="utf8")
+        file.write_text(experiment(setting, best), encoding="utf8")
         planned += cells.plan_cells(str(file))
         told += [(number, setting, one) for one in best]
     cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
@@ -100,7 +99,7 @@ def play(results: Path) -> list[Row]:
         assert result is not None
         assert result.step_ns is not None
         asked = (setting.model, setting.device.name, setting.profile, setting.nodes, setting.batch)
-        rows.append(Row(number, *asked, named(one), one.batch_s, result.step_ns / 1e9 / one.layout.local_steps))
+        rows.append(Row(number, *asked, named(one), one.batch_s, result.step_ns / 1e9 / one.local_steps))
     return rows
 
 
@@ -144,7 +143,7 @@ def draw_table(rows: Sequence[Row]) -> str:
     head = ("set-up", "first choice", "predicted s", "played s", "layouts played", "fastest", "lost")
     return (
         f"The first choice is the fastest of the layouts played in {sum(share == 0 for share in lost)} of {len(lost)} "
-        f"set-ups. It loses {median(lost):.1%} in the median and {max(lost):.1%} at worst. Predicted and played times "
+        f"set-ups. It loses {median(lost):.1%} in the median and {max(lost):.1%} at worst. Layout and played times "
         f"differ by {median(apart):.1%} in the median and {max(apart):.1%} at most, over {len(rows)} layouts.\n\n"
     ).replace("%", " %") + markdown_table(head, lines, right=head[2:5])
 
