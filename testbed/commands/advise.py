@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from testbed.commands.console import say, typed, writing
 from testbed.devices.flops import parameters
-
-if TYPE_CHECKING:
-    from testbed.predict.advice import Layout, Setting
-    from testbed.report.evidence import Evidence
+from testbed.predict import advice
+from testbed.report.claims import Evidence, proven_codecs, read_evidence
 
 _BAR = 40
 """Characters of the bar of what limits a batch."""
@@ -34,14 +32,11 @@ def advise(
     """Recommend how to train a model over slow links: layout, schedule and codecs, with predicted times, memory, what
     limits them, and the evidence for the loss.
     """
-    from testbed.predict import advice
-    from testbed.report.evidence import proven_codecs, read_evidence
-
     evidence, codecs = read_evidence(), proven_codecs()
     setting = advice.look_up(model, device, nodes, profile, batch, sequence_length, local_steps)
     simulated, fitting = advice.advise(setting, codecs)
     chosen = sorted({each.kind: each for each in reversed(simulated)}.values(), key=lambda each: each.batch_s)
-    told = [_told(setting, one, evidence, advice.limits(one, setting)) for one in chosen]
+    told = [_told(setting, one, evidence) for one in chosen]
     whole = (each for each in simulated if each.group == ("data parallel", nodes, 1, 1))
     alone_s = next((advice.batch_s(each, setting, "none", sequences=batch) for each in whole), None)
     if toml is not None:
@@ -68,20 +63,18 @@ def advise(
     return say(f"To play them here: {typed('predict', str(toml))}") if toml is not None else None
 
 
-def _words(layout: Layout) -> str:
+def _words(layout: advice.Layout) -> str:
     """Return a layout in words."""
     kind, replicas, stages, steps, whole, job, *_ = layout
+    words = {"data parallel": f"{replicas} workers in a ring", "hybrid": f"{replicas} pipelines of {stages} stages"}
+    text = f"{kind}: {words.get(kind, f'{stages} stages')}" + f", {steps} local steps, fp32 exchanged" * (replicas > 1)
     if kind == "data parallel":
-        return f"data parallel, {replicas} workers in a ring, {steps} local steps, exchange in fp32"
-    many = f", {replicas} of them, {steps} local steps, exchange in fp32" if replicas > 1 else ""
-    depth = f"{job['in_flight']} of {whole} micro-batches of {job['sequences']} in flight"
-    return (
-        f"{kind}: {stages} stages{many}; {job['schedule']}, {depth}{', recomputing activations' * job['recompute']}; "
-        f"{layout.codecs[0]} forward, {layout.codecs[1]} backward"
-    )
+        return text
+    text += f"; 1f1b, {job['in_flight']} of {whole} micro-batches of {job['sequences']} in flight"
+    return f"{text}{', recomputing' * job['recompute']}; {layout.codecs[0]} forward, {layout.codecs[1]} backward"
 
 
-def _told(setting: Setting, layout: Layout, evidence: dict[str, Evidence], limits: dict[str, float]) -> dict[str, Any]:
+def _told(setting: advice.Setting, layout: advice.Layout, evidence: dict[str, Evidence]) -> dict[str, Any]:
     """Return a recommendation as plain values, in the order in which they are shown."""
     millions, speed = (
         parameters(setting.size, range(setting.size.layers)) / 1e6,
@@ -93,17 +86,17 @@ def _told(setting: Setting, layout: Layout, evidence: dict[str, Evidence], limit
         f"({its.experiment}, toy scale: {its.parameters:.2g} of your {millions:,.0f} M parameters)"
         for name, its in ((name, evidence[name]) for name in settings)
     ]
+    unknown = [f"what full buffers{''.join(f', {effect}' for effect in setting.effects)} cost, and how TCP reacts"]
+    unknown += (
+        [f"this model's speed on {setting.device.name}: {speed.utilisation:.0%} of its peak assumed"] if speed else []
+    )
+    unknown += ["the loss at this scale"] * bool(loss) + ["the outer optimiser's time"] * (layout.local_steps > 1)
     return {
         "layout": _words(layout),
         "batch_s": float(f"{layout.batch_s:.4g}"),
         "token_s": float(f"{layout.batch_s / setting.batch / setting.tokens:.4g}"),
         "memory": f"{layout.memory_bytes / 1e9:.1f} of {(setting.device.memory_bytes or 0) / 1e9:.0f} GB",
-        "limits": limits,
-        "loss": loss or ["sends fp32 after every batch, so nothing changes"],
-        "unknown": [
-            f"losses at full buffers{''.join(f', {effect}' for effect in setting.effects)}, and TCP's reaction",
-            f"the speed of {setting.device.name} with this model: {speed and speed.utilisation:.0%} of its peak is assumed",
-            *["the loss at this scale"] * bool(loss),
-            *["the time of the outer optimiser"] * (layout.local_steps > 1),
-        ],
+        "limits": advice.limits(layout, setting),
+        "loss": loss or ["fp32 after every batch changes nothing"],
+        "unknown": unknown,
     }

@@ -37,7 +37,7 @@ _STATE_BYTES, _VALUE_BYTES = {"fp32": 16, "bf16": 18}, {"fp32": 4, "bf16": 2}
 """Per parameter: weight, gradient and AdamW's two moments in fp32, in bf16 also a copy to compute with; and per value
 that is kept for the backward pass."""
 _LONGEST, _MOST_NODES, _BITS = 1024, 64, 32
-_SEQUENCES, _DEPTHS, _LOCAL_STEPS = (1, 2, 4, 8), (1, 2, 4), (1, 8, 32)
+_SEQUENCES, _DEPTHS, _LOCAL_STEPS = (1, 2, 4, 8), (1, 2, 4, 16), (1, 8, 32)
 """Sequences per micro-batch, micro-batches in flight per stage, and batches between two exchanges. [chosen]"""
 _SIMULATED, _PER_GROUP = 14, 3
 """Number of layouts to simulate, in all and of those with the same stages, replicas and local steps. [chosen]"""
@@ -166,46 +166,37 @@ def _layouts(setting: Setting, codecs: Sequence[str]) -> Iterator[Layout]:
         job = {**model, "parallelism": "hybrid", "replicas": [stages] * replicas, "exchange": "all-to-all"}
         job |= {"scenario": scenario, "codec_cost": "device", "sequences": sequences, "microbatches": parts}
         for pair in itertools.product(codecs, repeat=2) if parts and not odd else ():
-            job["codec"] = "fwd={}, bwd={}".format(*pair)
+            job["codec"], kind = "fwd={}, bwd={}".format(*pair), "hybrid" if replicas > 1 else "pipeline"
             shape = resolve_hybrid(job, "a layout")
-            for steps, times in itertools.product(allowed if replicas > 1 else [1], (*_DEPTHS, parts)):
-                kind, ahead = "hybrid" if replicas > 1 else "pipeline", min(parts, stages * times)
-                own = {
-                    **job,
-                    "local_steps": steps,
-                    "in_flight": ahead,
-                    "schedule": "1f1b" if ahead < parts else "gpipe",
-                }
-                layout = Layout(kind, replicas, stages, steps, parts, own, 0.0, pair)
-                yield from _fitting(setting, layout, shape)
+            for steps, ahead in itertools.product(allowed if replicas > 1 else [1], _DEPTHS):
+                own = {**job, "local_steps": steps, "in_flight": min(parts, stages * ahead)}
+                yield from _fitting(setting, Layout(kind, replicas, stages, steps, parts, own, 0.0, pair), shape)
 
 
 def _fitting(setting: Setting, layout: Layout, shape: HybridShape) -> Iterator[Layout]:
     """Yield a layout if it fits; with recomputation if it fits no other way."""
-    job, stages, exchanged = layout.job, layout.stages, layout.local_steps * (layout.replicas > 1)
-    numbers = {name: job[name] for name in ("microbatches", "in_flight")}
-    held = [depth(job["schedule"], stage=at, stages=stages, **numbers) for at in range(stages)]
+    _, replicas, stages, steps, parts, job, *_ = layout
+    own = split_layers(setting.size.layers, stages)
+    numbers = {"stages": stages, "microbatches": parts, "in_flight": job["in_flight"]}
+    held = [depth("1f1b", stage=stage, **numbers) * job["sequences"] for stage in range(stages)]
     for again in (False, True):
-        parts = zip(split_layers(setting.size.layers, stages), held, strict=True)
-        needs = [_stage_bytes(setting, own, job["sequences"], n, exchanged, again=again) for own, n in parts]
-        if max(needs) <= setting.room:
-            made = layout._replace(job={**job, "recompute": again}, memory_bytes=max(needs))
+        full = [job["sequences"]] * stages if again else held
+        needs = map(_stage_bytes, [setting] * stages, own, held, full, [steps * (replicas > 1)] * stages)
+        if (memory := max(needs)) <= setting.room:
+            made = layout._replace(job={**job, "recompute": again}, memory_bytes=memory)
             yield made._replace(batch_s=_rough_s(setting, made, shape))
             return
 
 
-def _stage_bytes(
-    setting: Setting, own: range, sequences: int, held: int, exchanged: int, *, again: bool = False
-) -> float:
+def _stage_bytes(setting: Setting, own: range, held: int, full: int, exchanged: int) -> float:
     """Return a device's memory, counted as in `training.memory_need`.
 
-    `held`: micro-batches between forward and backward; `again`: whether it recomputes activations; `exchanged`: local
-    steps, which need a message, and from two on also the last weights and a momentum; 0: no exchange.
+    `held`: sequences between forward and backward, `full` of them with all activations; `exchanged`: local steps, which
+    need a message, and from two on also the last weights and a momentum; 0: no exchange.
     """
-    values = held * 2 * setting.size.width + (1 if again else held) * kept_values(setting.size, own)
     state = _STATE_BYTES[setting.precision] + 4 * (exchanged > 0) + 8 * (exchanged > 1)
-    kept = _VALUE_BYTES[setting.precision] * sequences * setting.tokens * values
-    return state * parameters(setting.size, own) + kept
+    values = held * 2 * setting.size.width + full * kept_values(setting.size, own)
+    return state * parameters(setting.size, own) + _VALUE_BYTES[setting.precision] * setting.tokens * values
 
 
 def _rough_s(setting: Setting, layout: Layout, shape: HybridShape) -> float:
@@ -213,13 +204,13 @@ def _rough_s(setting: Setting, layout: Layout, shape: HybridShape) -> float:
     (up, down), stages = setting.link.pipes, layout.stages
     rate, delays_s = min(up.rate_bps, down.rate_bps), (up.delay_ns + down.delay_ns) / 1e9
     there, back = (wire_bytes(size, setting.link) * 8 / rate for size in shape.crossing_bytes)
-    again, one_way = 1 + layout.job["recompute"], stages == 2 and layout.job["schedule"] == "1f1b"
+    again, ahead = 1 + layout.job["recompute"], layout.job["in_flight"]
     passes = [(again * f + b) / 1e9 for f, b in zip(shape.forward_ns[:stages], shape.backward_ns, strict=False)]
     round_s = sum(passes) + (stages - 1) * (there + back + 2 * delays_s)
-    busy_s, ahead = max(there, back) if one_way else there + back, layout.job["in_flight"]
+    busy_s = there + back if stages > 2 or ahead == layout.microbatches else max(there, back)
     cycle_s = steady_cycle_s(max(passes), busy_s, round_s - max(passes), ahead - 1)
     exchange = sum(size for sender, _, size in shape.exchanged if sender == stages - 1) * 8 / rate
-    return layout.microbatches * cycle_s + round_s + (exchange + max(shape.update_ns) / 1e9) / layout.local_steps
+    return float(layout.microbatches * cycle_s + round_s + exchange / layout.local_steps)
 
 
 # ------------------------------------------------------------------ prediction
@@ -233,8 +224,7 @@ def batch_s(layout: Layout, setting: Setting, wire: str = "links", **changes: ob
 
     if layout.stages == 1:
         return step_s() / steps
-    deep = 2 * layout.stages if layout.job["schedule"] == "gpipe" else layout.job["in_flight"]
-    few, many = 2 * deep, 4 * deep
+    few, many = 2 * layout.job["in_flight"], 4 * layout.job["in_flight"]
     one_s, more_s = step_s(microbatches=min(whole, many), local_steps=1), 0.0
     if whole > many:
         more_s = (one_s - step_s(microbatches=few, local_steps=1)) / (many - few) * (whole - many)

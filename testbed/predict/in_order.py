@@ -16,41 +16,32 @@ from testbed.metrics.wires import wire_bytes
 from testbed.profiles import LinkProfile, Pipe
 
 
-class _Downlink:
-    """The queue in front of a node."""
-
-    def __init__(self) -> None:
-        self.bits = self.at_ns = self.coming = 0.0
-        """Its content at a time, and the bits per nanosecond that come in."""
-
-    def change(self, now_ns: int, more: float, leaving: float) -> float:
-        """Change what comes in by `more`; return the content now. `leaving`: bits per nanosecond."""
-        self.bits = max(0.0, self.bits + (self.coming - leaving) * (now_ns - self.at_ns))
-        self.at_ns, self.coming = now_ns, max(0.0, self.coming + more)
-        return self.bits
-
-
 class InOrderStar:
     """The links, for one run of `jobs.loop`."""
 
     def __init__(self, profile: LinkProfile, up: Pipe, down: Pipe, *, delayed: bool = True) -> None:
         """`delayed`: whether messages take the links' delay besides their transmission."""
         self._profile, self._up, self._down = profile, up.rate_bps / 1e9, down.rate_bps / 1e9
-        self._there_ns, self._back_ns = (pipe.delay_ns * delayed for pipe in (up, down))
-        self._packet_ns = 8 * (profile.mtu + profile.overhead_bytes) / self._down
-        self._free_ns: dict[int, float] = defaultdict(float)
-        self._downlinks: dict[int, _Downlink] = defaultdict(_Downlink)
+        self._there_ns, back_ns = (pipe.delay_ns * delayed for pipe in (up, down))
+        self._last_ns = 8 * (profile.mtu + profile.overhead_bytes) / self._down + back_ns
+        self._free_ns = defaultdict[int, float](float)
+        self._downlinks = defaultdict[int, tuple[float, float, int]](lambda: (0.0, 0.0, 0))
+        """Bits that wait in front of a node, and bits per nanosecond that come, since a time."""
 
     def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
         """Send a message over its sender's uplink and its receiver's downlink."""
         begin_ns = max(clock.now_ns, self._free_ns[source])
         end_ns = self._free_ns[source] = begin_ns + 8 * wire_bytes(size, self._profile) / self._up
-        clock.at(math.ceil(begin_ns + self._there_ns), self._begin, clock, target)
+        clock.at(math.ceil(begin_ns + self._there_ns), self._change, clock, target, self._up)
         clock.at(math.ceil(end_ns + self._there_ns), self._end, clock, target, deliver)
 
-    def _begin(self, clock: Clock, target: int) -> None:
-        self._downlinks[target].change(clock.now_ns, self._up, self._down)
+    def _change(self, clock: Clock, target: int, more: float) -> float:
+        """Change what comes to a node by `more`; return the bits that wait."""
+        waiting, coming, since_ns = self._downlinks[target]
+        waiting = max(0.0, waiting + (coming - self._down) * (clock.now_ns - since_ns))
+        self._downlinks[target] = waiting, coming + more, clock.now_ns
+        return waiting
 
     def _end(self, clock: Clock, target: int, deliver: Callable[[], None]) -> None:
-        waiting = self._downlinks[target].change(clock.now_ns, -self._up, self._down)
-        clock.at(math.ceil(clock.now_ns + waiting / self._down + self._packet_ns + self._back_ns), deliver)
+        waiting = self._change(clock, target, -self._up)
+        clock.at(math.ceil(clock.now_ns + waiting / self._down + self._last_ns), deliver)

@@ -9,13 +9,13 @@ import io
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError
-from testbed.frozen import Frozen, explain
+from testbed.frozen import Frozen, explain, read_toml
 from testbed.report.numbers import markdown_table
 
 Verdict = Literal[
@@ -227,3 +227,29 @@ def ours(claim: Claim) -> str:
 def cell(text: str) -> str:
     """Format text as a cell of a Markdown table; empty text becomes a dash."""
     return text.replace("|", "\\|") or "\N{EN DASH}"
+
+
+class Evidence(NamedTuple):
+    """A claim that a setting keeps the loss."""
+
+    experiment: str
+    claim: Claim
+    parameters: float
+    """Millions of parameters of the model that was trained."""
+
+
+def read_evidence() -> dict[str, Evidence]:
+    """Return the evidence by setting: a codec, or `8 local steps`. SpecError if a claim is missing."""
+    found, folders = dict[str, Evidence](), paths.experiment_folders()
+    for setting, row in read_toml(Path(__file__).with_name("evidence.toml")).items():
+        file = next((path for each in folders if (path := each / row["experiment"] / FILE).is_file()), Path(FILE))
+        claims = [claim for claim in read_claims(file) if claim.claim.startswith(row["claim"])]
+        if len(claims) != 1:
+            raise SpecError(f"{file} has {len(claims)} claims that begin with {row['claim']!r}, instead of one")
+        found[setting] = Evidence(row["experiment"], claims[0], row["parameters"])
+    return found
+
+
+def proven_codecs() -> list[str]:
+    """Return the codecs whose claim holds."""
+    return [name for name, its in read_evidence().items() if its.claim.verdict == "holds" and "steps" not in name]

@@ -29,7 +29,7 @@ from testbed.predict.advice import Layout, Setting, advise, experiment, look_up
 from testbed.predict.shapes import PUBLISHED
 from testbed.profiles.loading import profile_files
 from testbed.report.blocks import write_blocks
-from testbed.report.evidence import proven_codecs
+from testbed.report.claims import proven_codecs
 from testbed.report.numbers import markdown_table, three
 
 SET_UPS, SEED, RIVALS = 20, 0, 2
