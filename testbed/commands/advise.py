@@ -24,7 +24,7 @@ def advise(
     profile: Annotated[str, typer.Option(help="Access link of every node, see `profiles`; or link(80Mbit, 10ms).")],
     batch: Annotated[int, typer.Option(help="Sequences per batch, over all nodes.")],
     sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence; default: at most 1,024.")] = None,
-    local_steps: Annotated[int, typer.Option(help="Maximum number of batches between two exchanges.")] = 8,
+    local_steps: Annotated[int, typer.Option(min=1, help="Maximum number of batches between two exchanges.")] = 8,
     explain: Annotated[bool, typer.Option("--explain", help="List what was compared, and what was left out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     toml: Annotated[Path | None, typer.Option(help="Write an experiment that plays the recommendations.")] = None,
@@ -37,7 +37,7 @@ def advise(
     simulated, fitting = advice.advise(setting, codecs)
     chosen = sorted({each.kind: each for each in reversed(simulated)}.values(), key=lambda each: each.batch_s)
     told = [_told(setting, one, evidence) for one in chosen]
-    whole = (each for each in simulated if each.group == ("data parallel", nodes, 1, 1))
+    whole = (each for each in simulated if each[:4] == ("data parallel", nodes, 1, 1))
     alone_s = next((advice.batch_s(each, setting, "none", sequences=batch) for each in whole), None)
     if toml is not None:
         with writing("the experiment", toml):
@@ -76,10 +76,7 @@ def _words(layout: advice.Layout) -> str:
 
 def _told(setting: advice.Setting, layout: advice.Layout, evidence: dict[str, Evidence]) -> dict[str, Any]:
     """Return a recommendation as plain values, in the order in which they are shown."""
-    millions, speed = (
-        parameters(setting.size, range(setting.size.layers)) / 1e6,
-        setting.device.speed(setting.precision),
-    )
+    millions = parameters(setting.size, range(setting.size.layers)) / 1e6
     settings = [*dict.fromkeys(layout.codecs), *[f"{layout.local_steps} local steps"] * (layout.local_steps > 1)]
     loss = [
         f"{name}: grade {its.claim.grade}, {its.claim.verdict}: {its.claim.claim}: {its.claim.ours} "
@@ -87,9 +84,7 @@ def _told(setting: advice.Setting, layout: advice.Layout, evidence: dict[str, Ev
         for name, its in ((name, evidence[name]) for name in settings)
     ]
     unknown = [f"what full buffers{''.join(f', {effect}' for effect in setting.effects)} cost, and how TCP reacts"]
-    unknown += (
-        [f"this model's speed on {setting.device.name}: {speed.utilisation:.0%} of its peak assumed"] if speed else []
-    )
+    unknown += [f"the speed of {setting.device.name} with this model: its file assumes a share of the peak"]
     unknown += ["the loss at this scale"] * bool(loss) + ["the outer optimiser's time"] * (layout.local_steps > 1)
     return {
         "layout": _words(layout),

@@ -89,11 +89,6 @@ class Layout(NamedTuple):
     batch_s: float = 0.0
     """Predicted seconds per batch: a rough estimate, until it is simulated."""
 
-    @property
-    def group(self) -> tuple[object, ...]:
-        """What remains of it without its codecs and micro-batches."""
-        return self[:4]
-
     def shape(self, **changes: object) -> HybridShape | DataParallelShape:
         """Return its shape, with changed fields."""
         return (resolve_hybrid if self.stages > 1 else resolve_data_parallel)({**self.job, **changes}, "a layout")
@@ -104,16 +99,15 @@ def look_up(
 ) -> Setting:
     """Check a question. SpecError or UnknownNameError for what cannot be advised."""
     size, machine, link = named_size(model), load_device(device), load_profile(profile)
-    tokens, constant = min(_LONGEST, size.context) if tokens is None else tokens, "state one like link(80Mbit, 10ms)"
+    tokens = min(_LONGEST, size.context) if tokens is None else tokens
+    varies = link.varies or link.background or len(link.pipes) < 2
     for bad, what in (
         (not 2 <= nodes <= _MOST_NODES, f"--nodes is {nodes}; state 2 to {_MOST_NODES}, because one has no link"),
         (batch < 1 or batch % max(1, nodes), f"--batch is {batch}; state a multiple of {nodes}, for equal shares"),
         (not 1 <= tokens <= size.context, f"--sequence-length is {tokens}; {model} has a context of {size.context}"),
-        (local_steps < 1, f"--local-steps is {local_steps}; state at least 1"),
         (not machine.memory_bytes, f"device {device} has no memory, which says what fits; add it to its file"),
         (not machine.fp32, f"device {device} has no speed in fp32, which codecs' cost needs; add [fp32] to its file"),
-        (len(link.pipes) < 2, f"profile {profile} has an unshaped direction; {constant}"),
-        (link.varies or link.background, f"profile {profile} varies or has background flows; {constant}"),
+        (varies, f"profile {profile} varies, has background flows or no rate; state one like link(80Mbit, 10ms)"),
     ):
         if bad:
             raise SpecError(f"cannot advise: {what}")
@@ -139,9 +133,9 @@ def advise(setting: Setting, codecs: Sequence[str]) -> tuple[list[Layout], int]:
         )
     seen, taken = Counter[tuple[object, ...]](), list[Layout]()
     for layout in fitting:
-        seen[layout.group] += 1
+        seen[layout[:4]] += 1
         first = layout.kind not in {each.kind for each in taken}
-        if first or (seen[layout.group] <= _PER_GROUP and len(taken) < _SIMULATED):
+        if first or (seen[layout[:4]] <= _PER_GROUP and len(taken) < _SIMULATED):
             taken.append(layout)
     simulated = [layout._replace(batch_s=batch_s(layout, setting)) for layout in taken]
     return sorted(simulated, key=lambda layout: layout.batch_s), len(fitting)
@@ -170,22 +164,24 @@ def _layouts(setting: Setting, codecs: Sequence[str]) -> Iterator[Layout]:
             shape = resolve_hybrid(job, "a layout")
             for steps, ahead in itertools.product(allowed if replicas > 1 else [1], _DEPTHS):
                 own = {**job, "local_steps": steps, "in_flight": min(parts, stages * ahead)}
-                yield from _fitting(setting, Layout(kind, replicas, stages, steps, parts, own, 0.0, pair), shape)
+                needs = _pipeline_bytes(setting, own, stages, steps * (replicas > 1))
+                if min(needs) <= setting.room:
+                    own["recompute"] = again = needs[0] > setting.room
+                    layout = Layout(kind, replicas, stages, steps, parts, own, needs[again], pair)
+                    yield layout._replace(batch_s=_rough_s(setting, layout, shape))
 
 
-def _fitting(setting: Setting, layout: Layout, shape: HybridShape) -> Iterator[Layout]:
-    """Yield a layout if it fits; with recomputation if it fits no other way."""
-    _, replicas, stages, steps, parts, job, *_ = layout
-    own = split_layers(setting.size.layers, stages)
-    numbers = {"stages": stages, "microbatches": parts, "in_flight": job["in_flight"]}
-    held = [depth("1f1b", stage=stage, **numbers) * job["sequences"] for stage in range(stages)]
-    for again in (False, True):
-        full = [job["sequences"]] * stages if again else held
-        needs = map(_stage_bytes, [setting] * stages, own, held, full, [steps * (replicas > 1)] * stages)
-        if (memory := max(needs)) <= setting.room:
-            made = layout._replace(job={**job, "recompute": again}, memory_bytes=memory)
-            yield made._replace(batch_s=_rough_s(setting, made, shape))
-            return
+def _pipeline_bytes(setting: Setting, job: Mapping[str, Any], stages: int, exchanged: int) -> list[float]:
+    """Return the memory of the stage that needs most, without recomputation of activations and with it."""
+    own, numbers = (
+        split_layers(setting.size.layers, stages),
+        {name: job[name] for name in ("microbatches", "in_flight")},
+    )
+    held = [job["sequences"] * depth("1f1b", stage=stage, stages=stages, **numbers) for stage in range(stages)]
+    return [
+        max(_stage_bytes(setting, *each, exchanged) for each in zip(own, held, full, strict=True))
+        for full in (held, [job["sequences"]] * stages)
+    ]
 
 
 def _stage_bytes(setting: Setting, own: range, held: int, full: int, exchanged: int) -> float:
@@ -216,10 +212,10 @@ def _rough_s(setting: Setting, layout: Layout, shape: HybridShape) -> float:
 # ------------------------------------------------------------------ prediction
 def batch_s(layout: Layout, setting: Setting, wire: str = "links", **changes: object) -> float:
     """Predict the seconds per batch. `wire`: "links", "undelayed" or "none"; `changes`: of the job's fields."""
-    (up, down), whole, steps = setting.link.pipes, layout.microbatches, layout.local_steps
+    whole, steps = layout.microbatches, layout.local_steps
 
     def step_s(**more: object) -> float:
-        links = None if wire == "none" else InOrderStar(setting.link, up, down, delayed=wire == "links")
+        links = None if wire == "none" else InOrderStar(setting.link, delayed=wire == "links")
         return ideal_step_ns(layout.shape(**changes, **more).trace(2), links, 2) / 1e9
 
     if layout.stages == 1:

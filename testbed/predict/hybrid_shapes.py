@@ -343,8 +343,7 @@ def _shape(asked: HybridTable) -> HybridShape:
             f"staleness is {asked.staleness}, which requires several replicas that are always present: set it to 0, or "
             "remove rounds"
         )
-    names = {at.device for at in devices}
-    machines = {name: model_on_device(asked.model, name, asked.precision) for name in names}
+    machines = {name: model_on_device(asked.model, name, asked.precision) for name in {at.device for at in devices}}
     size = machines[devices[0].device][0]
     parts = [split_layers(size.layers, stages) for stages in asked.replicas]
     forward, update = list[float](), list[float]()

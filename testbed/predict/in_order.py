@@ -13,14 +13,15 @@ from collections.abc import Callable
 
 from testbed.jobs.loop import Clock
 from testbed.metrics.wires import wire_bytes
-from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles import LinkProfile
 
 
 class InOrderStar:
     """The links, for one run of `jobs.loop`."""
 
-    def __init__(self, profile: LinkProfile, up: Pipe, down: Pipe, *, delayed: bool = True) -> None:
-        """`delayed`: whether messages take the links' delay besides their transmission."""
+    def __init__(self, profile: LinkProfile, *, delayed: bool = True) -> None:
+        """`profile`: shaped both ways. `delayed`: whether messages take its delay besides their transmission."""
+        up, down = profile.pipes
         self._profile, self._up, self._down = profile, up.rate_bps / 1e9, down.rate_bps / 1e9
         self._there_ns, back_ns = (pipe.delay_ns * delayed for pipe in (up, down))
         self._last_ns = 8 * (profile.mtu + profile.overhead_bytes) / self._down + back_ns
@@ -35,13 +36,12 @@ class InOrderStar:
         clock.at(math.ceil(begin_ns + self._there_ns), self._change, clock, target, self._up)
         clock.at(math.ceil(end_ns + self._there_ns), self._end, clock, target, deliver)
 
-    def _change(self, clock: Clock, target: int, more: float) -> float:
-        """Change what comes to a node by `more`; return the bits that wait."""
+    def _change(self, clock: Clock, target: int, more: float) -> None:
+        """Change what comes to a node by `more`."""
         waiting, coming, since_ns = self._downlinks[target]
-        waiting = max(0.0, waiting + (coming - self._down) * (clock.now_ns - since_ns))
-        self._downlinks[target] = waiting, coming + more, clock.now_ns
-        return waiting
+        waiting += (coming - self._down) * (clock.now_ns - since_ns)
+        self._downlinks[target] = max(0.0, waiting), coming + more, clock.now_ns
 
     def _end(self, clock: Clock, target: int, deliver: Callable[[], None]) -> None:
-        waiting = self._change(clock, target, -self._up)
-        clock.at(math.ceil(clock.now_ns + waiting / self._down + self._last_ns), deliver)
+        self._change(clock, target, -self._up)
+        clock.at(math.ceil(clock.now_ns + self._downlinks[target][0] / self._down + self._last_ns), deliver)

@@ -2,10 +2,9 @@
 
     python -m tests.predict.held_out_advice --results /root/held-out
 
-Draws SET_UPS set-ups by a rule that knows no result, plays the first choice of each and up to three rivals on the
-virtual clock, and writes docs/advice.csv and the table of docs/advice.md. The rivals are the ones predicted to be best:
-two with other kinds or numbers of stages, replicas or local steps, and one with the same, but another number of
-micro-batches or of those in flight. A set-up is a model, a device,
+Draws SET_UPS set-ups by a rule that knows no result, plays the first choice of each and its RIVALS best rivals on the
+virtual clock, and writes docs/advice.csv and the table of docs/advice.md. A rival has another number of stages,
+replicas or local steps than the first choice and the other rival. A set-up is a model, a device,
 a profile, a number of nodes and a batch, each drawn uniformly from everything that is shipped or listed below. A draw
 that `advise` refuses, or for which a single layout fits, is skipped, because nothing can be compared.
 """
@@ -64,15 +63,10 @@ def drawn(codecs: Sequence[str]) -> Iterator[tuple[Setting, list[Layout]]]:
             first, *others = advise(setting, codecs)[0]
         except SpecError:
             continue
-        best = {one.group: one for one in reversed(others) if one.group != first.group}
-        alike = [one for one in others if one.group == first.group and _depth(one) != _depth(first)]
+        best = {one[:4]: one for one in reversed(others) if one[:4] != first[:4]}
         if best:
             found += 1
-            yield setting, [first, *alike[:1], *sorted(best.values(), key=lambda one: one.batch_s)[:RIVALS]]
-
-
-def _depth(one: Layout) -> tuple[object, ...]:
-    return one.microbatches, one.job.get("in_flight")
+            yield setting, [first, *sorted(best.values(), key=lambda one: one.batch_s)[:RIVALS]]
 
 
 def named(one: Layout) -> str:

@@ -28,8 +28,7 @@ CODECS = ["bf16", "int6"]
 FAST = ("gpt2-medium", "rtx-3090", 4, "link(300Mbit, 10ms)", 64)
 
 
-def test_predicted_and_played_steps_agree(tmp_path: Path) -> None:
-    """Of two stages whose messages meet nowhere, and of four whose messages meet at both of the inner ones."""
+def test_predicted_and_played_steps_agree() -> None:
     rows = held_out.read_rows()
     assert len({row.set_up for row in rows}) == held_out.SET_UPS
     pipelines = [row for row in rows if row.layout.startswith("pipeline")]
@@ -64,19 +63,18 @@ class _Star:
         self.arrived = dict[tuple[int, int], int]()
         loop = Loop([], [], cost=lambda node, action: None)
         for now_ns, source, target, size in sent:
-            loop.at(now_ns, lambda *message: links.carry(loop, *message, lambda: self._came(loop, *message[:2])),
-                    source, target, size)  # fmt: skip
+            loop.at(now_ns, self._send, loop, links, source, target, size)
         loop.run()
+
+    def _send(self, loop: Loop, links: InOrderStar, source: int, target: int, size: int) -> None:
+        links.carry(loop, source, target, size, lambda: self._came(loop, source, target))
 
     def _came(self, loop: Loop, source: int, target: int) -> None:
         self.arrived[source, target] = loop.now_ns
 
 
 def _star(text: str) -> InOrderStar:
-    link = load_profile(text)
-    assert link.up is not None
-    assert link.down is not None
-    return InOrderStar(link, link.up, link.down)
+    return InOrderStar(load_profile(text))
 
 
 def test_two_messages_that_meet_at_a_node_end_together() -> None:
@@ -103,11 +101,7 @@ def test_every_further_micro_batch_takes_the_same_time() -> None:
     for kind in ("pipeline", "hybrid"):
         layout = next(each for each in simulated if each.kind == kind)
         assert layout.microbatches > 4 * layout.job["in_flight"], "nothing is extrapolated"
-        link = setting.link
-        assert link.up is not None
-        assert link.down is not None
-        links = InOrderStar(link, link.up, link.down)
-        whole_s = ideal_step_ns(layout.shape().trace(2), links, 2) / 1e9 / layout.local_steps
+        whole_s = ideal_step_ns(layout.shape().trace(2), InOrderStar(setting.link), 2) / 1e9 / layout.local_steps
         assert layout.batch_s == pytest.approx(whole_s, rel=0.005)
 
 
@@ -123,7 +117,7 @@ def test_the_first_is_the_fastest_simulated_and_every_kind_that_fits_is_there() 
 def test_memory_is_weights_and_kept_activations() -> None:
     setting = advice.look_up("gpt2", "rtx-3090", 2, "cable", 2, 128)
     simulated, _ = advice.advise(setting, ["bf16"])
-    whole = next(layout for layout in simulated if layout.group == ("data parallel", 2, 1, 1))
+    whole = next(layout for layout in simulated if layout[:4] == ("data parallel", 2, 1, 1))
     weights, tokens = 163_037_184, 128
     kept = 12 * (16 * 768 + 6 * 3072) + 4 * 50257 + 2 * 768
     assert whole.memory_bytes == (18 + 4) * weights + 2 * tokens * kept
@@ -138,7 +132,7 @@ def test_a_large_model_recomputes_activations_only_where_nothing_else_fits() -> 
 
 
 def test_limits_add_up_and_delays_alone_are_latency() -> None:
-    for profile, most in (("link(100kbit, 1ms)", "rate"), ("link(100Gbit, 500ms)", "latency")):
+    for profile, most in (("link(1Mbit, 1ms)", "rate"), ("link(100Gbit, 500ms)", "latency")):
         setting = advice.look_up("gpt2", "a100", 4, profile, 8, 64)
         (layout, *_), _ = advice.advise(setting, CODECS)
         shares = advice.limits(layout, setting)
@@ -204,11 +198,10 @@ def test_the_experiment_has_a_cell_for_every_recommendation(tmp_path: Path) -> N
         (("gpt2", "t4", 8, "cable", 500), "--batch is 500; state a multiple of 8"),
         (("gpt2", "t4", 8, "cable", 0), "--batch is 0"),
         (("gpt2", "t4", 8, "cable", 8, 4096), "--sequence-length is 4096; gpt2 has a context of 1024"),
-        (("gpt2", "t4", 8, "cable", 8, 64, 0), "--local-steps is 0"),
         (("gpt2", "laptop-cpu", 8, "cable", 8), "laptop-cpu has no memory"),
-        (("gpt2", "t4", 8, "datacenter", 8), "unshaped direction; state one like link"),
-        (("gpt2", "t4", 8, "starlink", 8), "varies or has background flows"),
-        (("gpt2", "t4", 8, "cable, background=call up", 8), "varies or has background flows"),
+        (("gpt2", "t4", 8, "datacenter", 8), "no rate; state one like link"),
+        (("gpt2", "t4", 8, "starlink", 8), "varies, has background flows"),
+        (("gpt2", "t4", 8, "cable, background=call up", 8), "varies, has background flows"),
     ],
 )
 def test_what_cannot_be_advised_is_refused(asked: tuple[object, ...], fault: str) -> None:
@@ -233,13 +226,21 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones(number: int, known: str) -> None:
     asked = ["gpt2", "t4", 2, "cable", 8]
     asked[number] = "no-such"
-    with pytest.raises(UnknownNameError, match="there is no .*no-such") as raised:
+    with pytest.raises(UnknownNameError, match=r"there is no .*no-such") as raised:
         advice.look_up(*asked)  # type: ignore[arg-type]
     assert known in str(raised.value)
 
 
 # ------------------------------------------------------------------ the command
-_COMMAND = ["advise", *"--model gpt2 --device t4 --nodes 4 --profile consumer-80mbps --batch 32 --explain".split()]
+_COMMAND = [
+    "advise",
+    "--model=gpt2",
+    "--device=t4",
+    "--nodes=4",
+    "--profile=consumer-80mbps",
+    "--batch=32",
+    "--explain",
+]
 
 
 def test_the_command_tells_what_is_known_and_what_is_not(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_the_command_tells_what_is_known_and_what_is_not(tmp_path: Path) -> None
     assert "none was played" in told.output
     assert "toy scale: 1.9 of your 163 M parameters" in told.output
     assert "left out: int4(group=64): not resolved" in told.output
-    assert "the speed of t4 with this model: 29% of its peak is assumed" in told.output
+    assert "the speed of t4 with this model: its file assumes a share of the peak" in told.output
     bar = next(line for line in told.output.splitlines() if line.strip().startswith("limits"))
     assert all(word in bar for word in ("compute", "codec", "rate", "latency"))
     assert len(cells.plan_cells(str(file))) == 3
