@@ -74,7 +74,7 @@ def _words(layout: advice.Layout) -> str:
     return f"{text}{', recomputing' * job['recompute']}; {layout.codecs[0]} forward, {layout.codecs[1]} backward"
 
 
-def _told(setting: advice.Setting, layout: advice.Layout, evidence: dict[str, Evidence]) -> dict[str, Any]:
+def _told(setting: advice.Question, layout: advice.Layout, evidence: dict[str, Evidence]) -> dict[str, Any]:
     """Return a recommendation as plain values, in the order in which they are shown."""
     millions = parameters(setting.size, range(setting.size.layers)) / 1e6
     settings = [*dict.fromkeys(layout.codecs), *[f"{layout.local_steps} local steps"] * (layout.local_steps > 1)]

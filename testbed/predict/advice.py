@@ -41,12 +41,10 @@ _SEQUENCES, _DEPTHS, _LOCAL_STEPS = (1, 2, 4, 8), (1, 2, 4, 16), (1, 8, 32)
 """Sequences per micro-batch, micro-batches in flight per stage, and batches between two exchanges. [chosen]"""
 _SIMULATED, _PER_GROUP = 14, 3
 """Number of layouts to simulate, in all and of those with the same stages, replicas and local steps. [chosen]"""
-_PLAYED_PACKETS = 12_000
-"""Packets per step to play: messages of a large job are divided until no more are left, or as few as possible."""
 _EFFECTS = ("loss", "jitter", "reorder", "duplicate", "queue", "slot")
 
 
-class Setting(NamedTuple):
+class Question(NamedTuple):
     """A question, with what it names."""
 
     model: str
@@ -96,7 +94,7 @@ class Layout(NamedTuple):
 
 def look_up(
     model: str, device: str, nodes: int, profile: str, batch: int, tokens: int | None = None, local_steps: int = 8
-) -> Setting:
+) -> Question:
     """Check a question. SpecError or UnknownNameError for what cannot be advised."""
     size, machine, link = named_size(model), load_device(device), load_profile(profile)
     tokens = min(_LONGEST, size.context) if tokens is None else tokens
@@ -118,10 +116,10 @@ def look_up(
     precision: Precision = "fp32" if machine.half is None else "bf16"
     room = _USABLE * (machine.memory_bytes or 0)
     numbers = batch, tokens, local_steps, room, precision
-    return Setting(model, size, machine, nodes, profile, link, *numbers, effects, playable)
+    return Question(model, size, machine, nodes, profile, link, *numbers, effects, playable)
 
 
-def advise(setting: Setting, codecs: Sequence[str]) -> tuple[list[Layout], int]:
+def advise(setting: Question, codecs: Sequence[str]) -> tuple[list[Layout], int]:
     """Return the best layouts by their simulated time, fastest first, with at least one of each kind that fits, and the
     number of those that fit. `codecs` may be used. SpecError if none fits.
     """
@@ -142,7 +140,7 @@ def advise(setting: Setting, codecs: Sequence[str]) -> tuple[list[Layout], int]:
 
 
 # ------------------------------------------------------------------ layouts
-def _layouts(setting: Setting, codecs: Sequence[str]) -> Iterator[Layout]:
+def _layouts(setting: Question, codecs: Sequence[str]) -> Iterator[Layout]:
     """Yield the layouts that fit, with rough estimates of their times."""
     nodes, whole = setting.nodes, range(setting.size.layers)
     model = {"model": setting.model, "precision": setting.precision, "sequence_length": setting.tokens, "bits": _BITS}
@@ -171,7 +169,7 @@ def _layouts(setting: Setting, codecs: Sequence[str]) -> Iterator[Layout]:
                     yield layout._replace(batch_s=_rough_s(setting, layout, shape))
 
 
-def _pipeline_bytes(setting: Setting, job: Mapping[str, Any], stages: int, exchanged: int) -> list[float]:
+def _pipeline_bytes(setting: Question, job: Mapping[str, Any], stages: int, exchanged: int) -> list[float]:
     """Return the memory of the stage that needs most, without recomputation of activations and with it."""
     own, numbers = (
         split_layers(setting.size.layers, stages),
@@ -184,7 +182,7 @@ def _pipeline_bytes(setting: Setting, job: Mapping[str, Any], stages: int, excha
     ]
 
 
-def _stage_bytes(setting: Setting, own: range, held: int, full: int, exchanged: int) -> float:
+def _stage_bytes(setting: Question, own: range, held: int, full: int, exchanged: int) -> float:
     """Return a device's memory, counted as in `training.memory_need`.
 
     `held`: sequences between forward and backward, `full` of them with all activations; `exchanged`: local steps, which
@@ -195,7 +193,7 @@ def _stage_bytes(setting: Setting, own: range, held: int, full: int, exchanged: 
     return state * parameters(setting.size, own) + _VALUE_BYTES[setting.precision] * setting.tokens * values
 
 
-def _rough_s(setting: Setting, layout: Layout, shape: HybridShape) -> float:
+def _rough_s(setting: Question, layout: Layout, shape: HybridShape) -> float:
     """Return a rough estimate of the seconds per batch: the longest of three loops, a round trip, and the exchange."""
     (up, down), stages = setting.link.pipes, layout.stages
     rate, delays_s = min(up.rate_bps, down.rate_bps), (up.delay_ns + down.delay_ns) / 1e9
@@ -210,7 +208,7 @@ def _rough_s(setting: Setting, layout: Layout, shape: HybridShape) -> float:
 
 
 # ------------------------------------------------------------------ prediction
-def batch_s(layout: Layout, setting: Setting, wire: str = "links", **changes: object) -> float:
+def batch_s(layout: Layout, setting: Question, wire: str = "links", **changes: object) -> float:
     """Predict the seconds per batch. `wire`: "links", "undelayed" or "none"; `changes`: of the job's fields."""
     whole, steps = layout.microbatches, layout.local_steps
 
@@ -228,7 +226,7 @@ def batch_s(layout: Layout, setting: Setting, wire: str = "links", **changes: ob
     return (one_s + more_s + (steps - 1) * further_s) / steps
 
 
-def limits(layout: Layout, setting: Setting) -> dict[str, float]:
+def limits(layout: Layout, setting: Question) -> dict[str, float]:
     """Return the shares of a batch's time that go with all messages and codecs, with codecs' time, with transmission,
     including the wait of messages that meet, and with delays.
     """
@@ -238,12 +236,14 @@ def limits(layout: Layout, setting: Setting) -> dict[str, float]:
     return {name: (end - begin) / ends[-1] for name, (begin, end) in zip(LIMITS, itertools.pairwise(ends), strict=True)}
 
 
-def experiment(setting: Setting, layouts: Sequence[Layout]) -> str:
-    """Return the text of a cells.toml with a grid for each layout."""
+def experiment(setting: Question, layouts: Sequence[Layout], most: int = 12_000) -> str:
+    """Return the text of a cells.toml with a grid for each layout. `most`: packets per step to play, unless messages
+    would have too few: their sizes are divided.
+    """
     text = f"question = {toml_value(f'Is the advice for {setting.model} behind {setting.profile} right?')}\n"
     for number, layout in enumerate(layouts, 1):
         shape, least = layout.shape(), 4 if layout.kind == "pipeline" else 1
-        packets = max(least, _PLAYED_PACKETS * min(shape.message_bytes) // shape.payload_bytes)
+        packets = max(least, most * min(shape.message_bytes) // shape.payload_bytes)
         fields = {**layout.job, "packets": min(256, packets), "steps": 4 if layout.stages == 1 else 3}
         fields |= {"links": setting.playable, "topology": "star"} if layout.stages == 1 else {}
         text += f"\n[grid.choice-{number}.cell]\n"

@@ -24,17 +24,16 @@ from testbed.commands.console import need_clock_kernel
 from testbed.devices.device import device_files
 from testbed.errors import SpecError
 from testbed.predict import cells
-from testbed.predict.advice import Layout, Setting, advise, experiment, look_up
+from testbed.predict.advice import Layout, Question, advise, experiment, look_up
 from testbed.predict.shapes import PUBLISHED
 from testbed.profiles.loading import profile_files
-from testbed.report.blocks import write_blocks
 from testbed.report.claims import proven_codecs
 from testbed.report.numbers import markdown_table, three
 
 SET_UPS, SEED, RIVALS = 20, 0, 2
-NODES, BATCHES, TOKENS = (2, 4, 8), (32, 128), 512
+NODES, BATCHES, TOKENS, PACKETS = (2, 4, 8), (32, 128), 512, 5_000
 DOCS = Path(__file__).parents[2] / "docs"
-FILE = DOCS / "advice.csv"
+FILE, PAGE, MARK = DOCS / "advice.csv", DOCS / "advice.md", "<!-- held-out -->\n"
 
 
 class Row(NamedTuple):
@@ -52,7 +51,7 @@ class Row(NamedTuple):
     played_s: float
 
 
-def drawn(codecs: Sequence[str]) -> Iterator[tuple[Setting, list[Layout]]]:
+def drawn(codecs: Sequence[str]) -> Iterator[tuple[Question, list[Layout]]]:
     """Yield each drawn set-up, with its first choice and the rivals."""
     draw, found = random.Random(SEED), 0
     while found < SET_UPS:
@@ -79,11 +78,11 @@ def named(one: Layout) -> str:
 
 def play(results: Path) -> list[Row]:
     """Play all set-ups; finished cells in `results` are kept."""
-    planned, told = list[cells.Planned](), list[tuple[int, Setting, Layout]]()
+    planned, told = list[cells.Planned](), list[tuple[int, Question, Layout]]()
     results.mkdir(parents=True, exist_ok=True)
     for number, (setting, best) in enumerate(drawn(proven_codecs()), 1):
         file = results / f"set-up-{number}.toml"
-        file.write_text(experiment(setting, best), encoding="utf8")
+        file.write_text(experiment(setting, best, PACKETS), encoding="utf8")
         planned += cells.plan_cells(str(file))
         told += [(number, setting, one) for one in best]
     cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
@@ -151,7 +150,8 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Row._fields)
         writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
-    write_blocks(DOCS / "advice.md", {"held-out": draw_table(rows)})
+    above, _, below = PAGE.read_text(encoding="utf8").split(MARK)
+    PAGE.write_text(MARK.join([above, draw_table(rows), below]), encoding="utf8")
     sys.stdout.write(draw_table(rows) + "\n")
 
 
