@@ -57,9 +57,9 @@ def advise(
         say(f"One node alone, without links, takes {alone_s:.4g} s a batch.")
     for layout in simulated if explain else ():
         say(f"{layout.batch_s:10.4g} s  {_words(layout)}")
-    for name, kept in evidence.items() if explain else ():
+    for name, (_, claim, _) in evidence.items() if explain else ():
         if name not in codecs and "steps" not in name:
-            say(f"left out: {name}: {kept.claim.verdict}: {kept.claim.claim}: {kept.claim.ours}")
+            say(f"left out: {name}: {claim.verdict}: {claim.claim}: {claim.ours}")
     return say(f"To play them here: {typed('predict', str(toml))}") if toml is not None else None
 
 
@@ -68,10 +68,9 @@ def _words(layout: advice.Layout) -> str:
     kind, replicas, stages, steps, whole, job, *_ = layout
     words = {"data parallel": f"{replicas} workers in a ring", "hybrid": f"{replicas} pipelines of {stages} stages"}
     text = f"{kind}: {words.get(kind, f'{stages} stages')}" + f", {steps} local steps, fp32 exchanged" * (replicas > 1)
-    if kind == "data parallel":
-        return text
-    text += f"; 1f1b, {job['in_flight']} of {whole} micro-batches of {job['sequences']} in flight"
-    return f"{text}{', recomputing' * job['recompute']}; {layout.codecs[0]} forward, {layout.codecs[1]} backward"
+    depth = f"; 1f1b, {job.get('in_flight')} of {whole} micro-batches of {job['sequences']} in flight"
+    depth += f"{', recomputing' * job.get('recompute', 0)}; {' forward, '.join(layout.codecs)} backward"
+    return text + depth * (stages > 1)
 
 
 def _told(setting: advice.Question, layout: advice.Layout, evidence: dict[str, Evidence]) -> dict[str, Any]:
@@ -79,9 +78,9 @@ def _told(setting: advice.Question, layout: advice.Layout, evidence: dict[str, E
     millions = parameters(setting.size, range(setting.size.layers)) / 1e6
     settings = [*dict.fromkeys(layout.codecs), *[f"{layout.local_steps} local steps"] * (layout.local_steps > 1)]
     loss = [
-        f"{name}: grade {its.claim.grade}, {its.claim.verdict}: {its.claim.claim}: {its.claim.ours} "
-        f"({its.experiment}, toy scale: {its.parameters:.2g} of your {millions:,.0f} M parameters)"
-        for name, its in ((name, evidence[name]) for name in settings)
+        f"{name}: grade {claim.grade}, {claim.verdict}: {claim.claim}: {claim.ours} "
+        f"({experiment}, toy scale: {trained:.2g} of your {millions:,.0f} M parameters)"
+        for name, (experiment, claim, trained) in ((name, evidence[name]) for name in settings)
     ]
     unknown = [f"what full buffers{''.join(f', {effect}' for effect in setting.effects)} cost, and how TCP reacts"]
     unknown += [f"the speed of {setting.device.name} with this model: its file assumes a share of the peak"]

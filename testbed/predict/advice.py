@@ -113,10 +113,9 @@ def look_up(
     effects = tuple(effect for effect in _EFFECTS if any(pipe.get(effect) for pipe in pipes))
     text, added = profile.strip(), ", ".join(["buffer=8GB", *(f"{effect}=none" for effect in effects)])
     playable = f"{text[:-1]}, {added})" if is_link_text(text) else f"{text}, {added}"
+    numbers = batch, tokens, local_steps, _USABLE * (machine.memory_bytes or 0)
     precision: Precision = "fp32" if machine.half is None else "bf16"
-    room = _USABLE * (machine.memory_bytes or 0)
-    numbers = batch, tokens, local_steps, room, precision
-    return Question(model, size, machine, nodes, profile, link, *numbers, effects, playable)
+    return Question(model, size, machine, nodes, profile, link, *numbers, precision, effects, playable)
 
 
 def advise(setting: Question, codecs: Sequence[str]) -> tuple[list[Layout], int]:

@@ -9,7 +9,7 @@ import io
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from pydantic import ValidationError, field_validator, model_validator
 
@@ -229,13 +229,8 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|") or "\N{EN DASH}"
 
 
-class Evidence(NamedTuple):
-    """A claim that a setting keeps the loss."""
-
-    experiment: str
-    claim: Claim
-    parameters: float
-    """Millions of parameters of the model that was trained."""
+Evidence = tuple[str, Claim, float]
+"""An experiment, its claim that a setting keeps the loss, and the millions of parameters of the trained model."""
 
 
 def read_evidence() -> dict[str, Evidence]:
@@ -246,10 +241,10 @@ def read_evidence() -> dict[str, Evidence]:
         claims = [claim for claim in read_claims(file) if claim.claim.startswith(row["claim"])]
         if len(claims) != 1:
             raise SpecError(f"{file} has {len(claims)} claims that begin with {row['claim']!r}, instead of one")
-        found[setting] = Evidence(row["experiment"], claims[0], row["parameters"])
+        found[setting] = row["experiment"], claims[0], row["parameters"]
     return found
 
 
 def proven_codecs() -> list[str]:
     """Return the codecs whose claim holds."""
-    return [name for name, its in read_evidence().items() if its.claim.verdict == "holds" and "steps" not in name]
+    return [name for name, (_, its, _) in read_evidence().items() if its.verdict == "holds" and "steps" not in name]

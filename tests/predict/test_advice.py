@@ -275,6 +275,6 @@ def test_a_mistake_ends_with_status_2(tmp_path: Path) -> None:
 def test_every_setting_has_its_claim_and_only_those_that_hold_are_advised() -> None:
     evidence = read_evidence()
     assert {name for name in evidence if "steps" in name} == {"8 local steps", "32 local steps"}
-    assert all(its.claim.grade in "AB" for its in evidence.values())
-    assert proven_codecs() == [name for name, its in evidence.items() if its.claim.verdict == "holds"]
+    assert all(claim.grade in "AB" for _, claim, _ in evidence.values())
+    assert proven_codecs() == [name for name, (_, claim, _) in evidence.items() if claim.verdict == "holds"]
     assert "int4(group=64)" not in proven_codecs()
