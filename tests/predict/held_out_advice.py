@@ -76,8 +76,8 @@ def named(one: Layout) -> str:
     return many if stages == 1 else f"{many}, {job['in_flight']} of {whole} in flight"
 
 
-def play(results: Path) -> list[Row]:
-    """Play all set-ups; finished cells in `results` are kept."""
+def play(results: Path, *, only_read: bool) -> list[Row]:
+    """Play all set-ups; finished cells in `results` are kept. Return the rows of set-ups of which all was played."""
     planned, told = list[cells.Planned](), list[tuple[int, Question, Layout]]()
     results.mkdir(parents=True, exist_ok=True)
     for number, (setting, best) in enumerate(drawn(proven_codecs()), 1):
@@ -85,15 +85,16 @@ def play(results: Path) -> list[Row]:
         file.write_text(experiment(setting, best, PACKETS), encoding="utf8")
         planned += cells.plan_cells(str(file))
         told += [(number, setting, one) for one in best]
-    cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
-    rows = []
+    if not only_read:
+        cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
+    rows, unplayed = list[Row](), set[int]()
     for (number, setting, one), each in zip(told, planned, strict=True):
-        result = cells.result_of(each.cell, results)
-        assert result is not None
-        assert result.step_ns is not None
+        if (result := cells.result_of(each.cell, results)) is None or result.step_ns is None:
+            unplayed.add(number)
+            continue
         asked = (setting.model, setting.device.name, setting.profile, setting.nodes, setting.batch)
         rows.append(Row(number, *asked, named(one), one.batch_s, result.step_ns / 1e9 / one.local_steps))
-    return rows
+    return [row for row in rows if row.set_up not in unplayed]
 
 
 def read_rows() -> list[Row]:
@@ -135,9 +136,10 @@ def draw_table(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     head = ("set-up", "first choice", "predicted s", "played s", "layouts played", "fastest", "lost")
     return (
-        f"The first choice is the fastest of the layouts played in {sum(share == 0 for share in lost)} of {len(lost)} "
-        f"set-ups. It loses {median(lost):.1%} in the median and {max(lost):.1%} at worst. Layout and played times "
-        f"differ by {median(apart):.1%} in the median and {max(apart):.1%} at most, over {len(rows)} layouts.\n\n"
+        f"{len(every)} of {SET_UPS} set-ups were played. The first choice is the fastest of the layouts played in "
+        f"{sum(share == 0 for share in lost)} of them. It loses {median(lost):.1%} in the median and {max(lost):.1%} "
+        f"at worst. Predicted and played times differ by {median(apart):.1%} in the median and {max(apart):.1%} at "
+        f"most, over {len(rows)} layouts.\n\n"
     ).replace("%", " %") + markdown_table(head, lines, right=head[2:5])
 
 
@@ -145,7 +147,9 @@ def main() -> None:
     """Play, and write the file and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="folder of the played cells, which are kept")
-    rows = play(parser.parse_args().results)
+    parser.add_argument("--only-read", action="store_true", help="play nothing: write what has been played so far")
+    asked = parser.parse_args()
+    rows = play(asked.results, only_read=asked.only_read)
     with FILE.open("w", encoding="utf8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Row._fields)
