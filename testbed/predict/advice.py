@@ -41,6 +41,8 @@ _SEQUENCES, _DEPTHS, _LOCAL_STEPS = (1, 2, 4, 8), (1, 2, 4, 16), (1, 8, 32)
 """Sequences per micro-batch, micro-batches in flight per stage, and batches between two exchanges. [chosen]"""
 _SIMULATED, _PER_GROUP = 14, 3
 """Number of layouts to simulate, in all and of those with the same stages, replicas and local steps. [chosen]"""
+_LEAST_BPS = 16_000
+"""Smallest rate of a link that is played with divided rates; profiles allow half of it."""
 _EFFECTS = ("loss", "jitter", "reorder", "duplicate", "queue", "slot")
 
 
@@ -241,9 +243,11 @@ def experiment(setting: Question, layouts: Sequence[Layout], most: int = 12_000)
     """
     text = f"question = {toml_value(f'Is the advice for {setting.model} behind {setting.profile} right?')}\n"
     for number, layout in enumerate(layouts, 1):
-        shape, least = layout.shape(), 4 if layout.kind == "pipeline" else 1
-        packets = max(least, most * min(shape.message_bytes) // shape.payload_bytes)
-        fields = {**layout.job, "packets": min(256, packets), "steps": 4 if layout.stages == 1 else 3}
+        shape, slowest = layout.shape(), min(pipe.rate_bps for pipe in setting.link.pipes)
+        smallest = min(shape.message_bytes)
+        least = max(4 if layout.kind == "pipeline" else 1, smallest * _LEAST_BPS // slowest // 1448 + 1)
+        packets = max(least, min(256, most * smallest // shape.payload_bytes))
+        fields = {**layout.job, "packets": packets, "steps": 4 if layout.stages == 1 else 3}
         fields |= {"links": setting.playable, "topology": "star"} if layout.stages == 1 else {}
         text += f"\n[grid.choice-{number}.cell]\n"
         text += "".join(f"{name} = {toml_value(value)}\n" for name, value in fields.items())

@@ -176,8 +176,9 @@ def test_a_link_is_played_without_what_the_prediction_ignores(profile: str, loss
         )
 
 
-def test_the_experiment_has_a_cell_for_every_recommendation(tmp_path: Path) -> None:
-    setting = advice.look_up(*FAST)
+@pytest.mark.parametrize("profile", [FAST[3], "3g"])
+def test_the_experiment_has_a_cell_for_every_recommendation(profile: str, tmp_path: Path) -> None:
+    setting = advice.look_up(*FAST[:3], profile, FAST[4])
     simulated, _ = advice.advise(setting, CODECS)
     one_each = list({layout.kind: layout for layout in reversed(simulated)}.values())
     file = tmp_path / "advice.toml"
@@ -185,6 +186,8 @@ def test_the_experiment_has_a_cell_for_every_recommendation(tmp_path: Path) -> N
     planned = cells.plan_cells(str(file))
     assert [each.cell.shape for each in planned] == [layout.shape() for layout in one_each]
     assert all(each.cell.play and each.cell.topology == "star" for each in planned)
+    slowest = min(pipe.rate_bps for pipe in setting.link.pipes)
+    assert all(slowest / each.cell.scale >= 8000 for each in planned), "no link can be that slow"
 
 
 # ------------------------------------------------------------------ refusals
