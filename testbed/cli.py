@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "exec": "execute.execute",
     "play": "play.play",
     "predict": "predict.predict",
+    "advise": "advise.advise",
     "chaos": "chaos.chaos",
     "lab": "lab.stand",
     "shell": "lab.shell",

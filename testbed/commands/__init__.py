@@ -6,6 +6,7 @@ lab          doctor, link, lab, shell
 play         play a job's trace over links
 execute      run unmodified programs in the nodes of a lab
 predict      play jobs whose models are too large to train here, from their shapes
+advise       recommend a layout, schedule and codecs
 chaos        random cells of every kind, and what is wrong with their runs
 traces       traces of jobs: show, draw, export, import, join
 rate_traces  varying rates: generate, convert, show

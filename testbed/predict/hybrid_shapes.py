@@ -43,8 +43,8 @@ from testbed.jobs.schedule import all_actions
 from testbed.metrics.links import AlonePipes
 from testbed.metrics.wires import wire_bytes
 from testbed.predict.data_parallel_shapes import steady_mean_ns
-from testbed.predict.scenarios import SiteDevice, load_scenario
-from testbed.predict.shapes import Count, ModelTable, codec_bytes, model_on_device, resolve
+from testbed.predict.scenarios import Scenario, SiteDevice, load_scenario
+from testbed.predict.shapes import Count, ModelTable, codec_bytes, coding_ns, model_on_device, resolve
 from testbed.profiles import LinkProfile
 from testbed.spec import ScheduleName, Topology
 from testbed.trace.format import Trace
@@ -73,8 +73,8 @@ class HybridTable(ModelTable):
     """A job as a file states it."""
 
     parallelism: Literal["hybrid"]
-    scenario: str
-    """A row of scenarios.toml."""
+    scenario: str | Scenario
+    """A row of scenarios.toml, or a table like one."""
     replicas: tuple[Count, ...] = Field(min_length=1)
     """Number of stages of each replica. They use the scenario's devices in order; remaining devices are idle."""
     microbatches: Count | tuple[Count, ...]
@@ -86,6 +86,9 @@ class HybridTable(ModelTable):
     """Codec of messages between stages at different sites."""
     site_codec: str = "bf16"
     """Codec of messages between stages at one site."""
+    codec_cost: Literal["device", "zero"] = "zero"
+    """Cost of the codec between sites; it adds to the durations of the passes."""
+    recompute: bool = False
     local_steps: Count = 1
     """Number of batches between two exchanges, which make up a step."""
     exchange: Literal["star", "all-to-all"] = "star"
@@ -301,8 +304,8 @@ def _taken(asked: HybridTable) -> list[SiteDevice]:
     devices, needed = load_scenario(asked.scenario).devices(), sum(asked.replicas)
     if needed > len(devices):
         raise SpecError(
-            f"replicas is {list(asked.replicas)}, {needed} stages in all, but scenario {asked.scenario} has only "
-            f"{len(devices)} devices"
+            f"replicas is {list(asked.replicas)}, {needed} stages in all, but scenario "
+            f"{getattr(asked.scenario, 'summary', asked.scenario)} has only {len(devices)} devices"
         )
     return devices[:needed]
 
@@ -340,15 +343,24 @@ def _shape(asked: HybridTable) -> HybridShape:
             f"staleness is {asked.staleness}, which requires several replicas that are always present: set it to 0, or "
             "remove rounds"
         )
-    size = model_on_device(asked.model, devices[0].device, asked.precision)[0]
+    machines = {name: model_on_device(asked.model, name, asked.precision) for name in {at.device for at in devices}}
+    size = machines[devices[0].device][0]
     parts = [split_layers(size.layers, stages) for stages in asked.replicas]
     forward, update = list[float](), list[float]()
     for own, at in zip(itertools.chain(*parts), devices, strict=True):
-        _, device, flops = model_on_device(asked.model, at.device, asked.precision)
+        _, device, flops = machines[at.device]
         count = stage(size, own, sequence_length=asked.sequence_length, sequences=asked.sequences)
         forward.append(count / flops * asked.compute)
         update.append(ADAMW_BYTES * parameters(size, own) / device.bandwidth_bytes_per_s)
+    backward = [(3 if asked.recompute else 2) * seconds for seconds in forward]
     shape = (asked.sequences, asked.sequence_length, size.width)
+    if asked.codec_cost == "device":
+        coding = {name: coding_ns(asked.codec, shape, machine[1]) for name, machine in machines.items()}
+        for a in _crossed(asked.replicas, devices):
+            for number, sends, receives, way in ((a, forward, backward, 0), (a + 1, backward, forward, 1)):
+                encode, decode = coding[devices[number].device]
+                sends[number] += encode[way] / 1e9
+                receives[number] += decode[1 - way] / 1e9
     numbers = itertools.count()
     layout = _Layout(asked, size, [[(next(numbers), own) for own in part] for part in parts], [d.site for d in devices])
     exchanged, passed_on = layout.exchange()
@@ -364,7 +376,7 @@ def _shape(asked: HybridTable) -> HybridShape:
         in_flight=tuple(asked.in_flight or stages for stages in asked.replicas),
         local_steps=asked.local_steps,
         forward_ns=tuple(math.ceil(seconds * 1e9) for seconds in forward),
-        backward_ns=tuple(math.ceil(2 * seconds * 1e9) for seconds in forward),
+        backward_ns=tuple(math.ceil(seconds * 1e9) for seconds in backward),
         update_ns=tuple(math.ceil(seconds * 1e9) for seconds in update),
         crossing_bytes=codec_bytes(asked.codec, shape),
         site_bytes=codec_bytes(asked.site_codec, shape),
@@ -376,6 +388,12 @@ def _shape(asked: HybridTable) -> HybridShape:
         staleness=asked.staleness,
         tokens=asked.sequences * asked.sequence_length * asked.local_steps * sum(read) // len(read),
     )
+
+
+def _crossed(replicas: Sequence[int], devices: Sequence[SiteDevice]) -> Iterator[int]:
+    """Yield the devices whose next stage is at another site."""
+    ends = set(itertools.accumulate(replicas))
+    yield from (a for a in range(len(devices) - 1) if a + 1 not in ends and devices[a].site != devices[a + 1].site)
 
 
 class _Layout(NamedTuple):

@@ -92,8 +92,10 @@ def load_scenarios() -> dict[str, Scenario]:
     return {name: Scenario.model_validate(table) for name, table in tables.items()}
 
 
-def load_scenario(name: str) -> Scenario:
-    """Return a scenario by name. UnknownNameError if there is none."""
+def load_scenario(name: str | Scenario) -> Scenario:
+    """Return a scenario by name, or a stated one. UnknownNameError if there is none."""
+    if isinstance(name, Scenario):
+        return name
     scenarios = load_scenarios()
     if name not in scenarios:
         raise UnknownNameError("scenario", name, scenarios)

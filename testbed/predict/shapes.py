@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,15 +19,15 @@ from testbed.codecs.catalogue import placement
 from testbed.devices.codec_cost import device_codec_ns, rates_of
 from testbed.devices.device import ComputeDevice, Precision, load_device
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
-from testbed.errors import SpecError
-from testbed.frozen import Frozen, explain
+from testbed.errors import SpecError, UnknownNameError
+from testbed.frozen import Frozen, explain, read_toml
 from testbed.message_key import Direction
 from testbed.metrics.wires import wire_bytes
 from testbed.profiles import LinkProfile
 from testbed.spec import ScheduleName, Topology
 from testbed.trace.format import Trace
 from testbed.trace.synthetic import pipeline_trace
-from testbed.workloads.models import FAMILIES, ModelSize, model_size, split_layers
+from testbed.workloads.models import FAMILIES, MADE, SIZES, ModelSize, model_size, split_layers
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
 Table = TypeVar("Table", bound=Frozen)
@@ -168,11 +169,27 @@ def resolve(kind: type[Table], make: Callable[[Table], Made], table: Mapping[str
         raise SpecError(f"{where}: {error}") from None
 
 
+PUBLISHED: Mapping[str, ModelSize] = {
+    name: ModelSize(**shape) for name, shape in read_toml(Path(__file__).with_name("models.toml")).items()
+}
+"""Shapes of published models that are too large to train here."""
+
+
+def named_size(model: str) -> ModelSize:
+    """Return the size of a published model, or as `model_size`. UnknownNameError or SpecError for anything else."""
+    if model in PUBLISHED:
+        return PUBLISHED[model]
+    try:
+        return model_size(model)
+    except UnknownNameError:
+        raise UnknownNameError("model", model, (*SIZES, *MADE, *PUBLISHED)) from None
+
+
 def model_on_device(
     model: str | Mapping[str, Any], device: str, precision: Precision
 ) -> tuple[ModelSize, ComputeDevice, float]:
     """Return a model's size, the device, and its FLOP/s in this precision. SpecError or UnknownNameError if unknown."""
-    size = model_size(model) if isinstance(model, str) else _stated_size(model)
+    size = named_size(model) if isinstance(model, str) else _stated_size(model)
     machine = load_device(device)
     if (speed := machine.speed(precision)) is None:
         raise SpecError(f"device {machine.name} has no speed in {precision}")
@@ -223,10 +240,20 @@ def _messages(
     sizes = codec_bytes(asked.codec, shape)
     if asked.codec_cost == "zero":
         return sizes, (0, 0), (0, 0)
+    return sizes, *coding_ns(asked.codec, shape, device)
+
+
+def coding_ns(
+    codec: str, shape: tuple[int, int, int], device: ComputeDevice
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the durations of encode and decode on a device, each for a micro-batch's activations and gradients.
+
+    SpecError for a codec or a device without the necessary numbers.
+    """
     rates = rates_of(device)
-    specs = (placement.parse_placement(asked.codec).at(0, way) for way in _WAYS)
+    specs = (placement.parse_placement(codec).at(0, way) for way in _WAYS)
     (e1, d1), (e2, d2) = (device_codec_ns(spec, way, shape, rates) for spec, way in zip(specs, _WAYS, strict=True))
-    return sizes, (e1, e2), (d1, d2)
+    return (e1, e2), (d1, d2)
 
 
 def codec_bytes(codec: str, shape: tuple[int, int, int]) -> tuple[int, int]:

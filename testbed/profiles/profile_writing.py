@@ -69,17 +69,18 @@ def _share(share: float) -> str:
 
 def _lines(entries: Mapping[str, Any], remarks: Mapping[str, str] = MappingProxyType({})) -> str:
     return "".join(
-        f"{key} = {_toml(value)}" + (f"  # {remarks[key]}" if key in remarks else "") + "\n"
+        f"{key} = {toml_value(value)}" + (f"  # {remarks[key]}" if key in remarks else "") + "\n"
         for key, value in entries.items()
     )
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write a value in TOML, tables in line; None as "none"."""
     match value:
         case bool() | int():
             return str(value).lower()
         case dict():
-            return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+            return "{ " + ", ".join(f"{key} = {toml_value(inner)}" for key, inner in value.items()) + " }"
         case list():
-            return "[\n" + "".join(f"  {_toml(inner)},\n" for inner in value) + "]"
+            return "[\n" + "".join(f"  {toml_value(inner)},\n" for inner in value) + "]"
     return toml_text(value or NONE)

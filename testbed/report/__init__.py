@@ -38,7 +38,7 @@ exec_page      the report of a program in the nodes of a lab; exec_figure draws 
 experiment_tables    the CSVs that every experiment commits: seeds, tuning, certificates, comparisons
 experiment_verdicts  comparisons and verdicts from those rows, and their form in a README
 predicted      shared by the figure programs of predicted experiments
-claims         published claims, measured values, and verdicts
+claims         published claims, measured values, and verdicts; evidence.toml: which say what a codec costs in loss
 claim_rows     the rows of claims.toml, and the rule that decides a claim
 blocks         generated blocks of Markdown pages
 """

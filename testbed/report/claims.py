@@ -15,7 +15,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError
-from testbed.frozen import Frozen, explain
+from testbed.frozen import Frozen, explain, read_toml
 from testbed.report.numbers import markdown_table
 
 Verdict = Literal[
@@ -228,3 +228,24 @@ def ours(claim: Claim) -> str:
 def cell(text: str) -> str:
     """Format text as a cell of a Markdown table; empty text becomes a dash."""
     return text.replace("|", "\\|") or "\N{EN DASH}"
+
+
+Evidence = tuple[str, Claim, float]
+"""An experiment, its claim that a setting keeps the loss, and the millions of parameters of the trained model."""
+
+
+def read_evidence() -> dict[str, Evidence]:
+    """Return the evidence by setting: a codec, or `8 local steps`. SpecError if a claim is missing."""
+    found, folders = dict[str, Evidence](), paths.experiment_folders()
+    for setting, row in read_toml(Path(__file__).with_name("evidence.toml")).items():
+        file = next((path for each in folders if (path := each / row["experiment"] / FILE).is_file()), Path(FILE))
+        claims = [claim for claim in read_claims(file) if claim.claim.startswith(row["claim"])]
+        if len(claims) != 1:
+            raise SpecError(f"{file} has {len(claims)} claims that begin with {row['claim']!r}, instead of one")
+        found[setting] = row["experiment"], claims[0], row["parameters"]
+    return found
+
+
+def proven_codecs() -> list[str]:
+    """Return the codecs whose claim holds."""
+    return [name for name, (_, its, _) in read_evidence().items() if its.verdict == "holds" and "steps" not in name]

@@ -53,9 +53,7 @@ def predict_memory(recipe: Recipe) -> int:
     size = workloads.workload_size(spec)
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
         scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention with dropout keeps its weights
-        kept = len(layers) * (_LAYER_VALUES * size.width + _INNER_VALUES * size.inner + 2 * scores)
-        if layers.stop == size.layers:
-            kept += _LOGIT_VALUES * size.vocabulary
+        kept = kept_values(size, layers, scores)
         held = depth(
             pipeline.schedule,
             stage=stage,
@@ -66,6 +64,15 @@ def predict_memory(recipe: Recipe) -> int:
         in_full = 1 if pipeline.recompute else held
         total += 4 * tokens * (in_full * kept + held * 2 * size.width)
     return total
+
+
+def kept_values(size: workloads.ModelSize, layers: range, scores: int = 0) -> int:
+    """Return the values per token that a stage keeps from the forward for the backward pass of a micro-batch.
+
+    `scores`: of those, the attention weights per layer, if they are kept.
+    """
+    kept = len(layers) * (_LAYER_VALUES * size.width + _INNER_VALUES * size.inner + 2 * scores)
+    return kept + (_LOGIT_VALUES * size.vocabulary if layers.stop == size.layers else 0)
 
 
 def predict_live_memory(recipe: Recipe) -> int:
