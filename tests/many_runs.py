@@ -21,7 +21,7 @@ from tests.synthetic import Pipeline, record_sweep, write_run
 
 NAME = "many"
 _SMALL = {"codec": ["fp32", "bf16", "int8", "delta-int8"], "profile": ["consumer-80mbps", "cable"]}
-_EXPERIMENT = """
+EXPERIMENT = """
 question = "What do many runs cost?"
 engine = "auto"
 live_checks = 0
@@ -60,7 +60,7 @@ def make(count: int, folder: Path) -> None:
     home = results.make_folder(folder / NAME)
     seeds = list(range(-(-count // (len(_SMALL["codec"]) * len(_SMALL["profile"])))))
     axes = "".join(f"{name} = {values!r}\n" for name, values in [*_SMALL.items(), ('"training.seed"', seeds)])
-    (home / "sweep.toml").write_text(_EXPERIMENT + axes.replace("'", '"').replace('""', '"'), encoding="utf8")
+    (home / "sweep.toml").write_text(EXPERIMENT + axes.replace("'", '"').replace('""', '"'), encoding="utf8")
     kept = results.make_folder(folder / "results" / NAME)
     agenda = conduct.make_agenda(
         load_experiment(str(home / "sweep.toml")), "netem", Choice(False), kept, clock="virtual"

@@ -175,7 +175,8 @@ class RayCluster:
         """Run tasks on the nodes; yield each result as its task ends. See `executor.Cluster`."""
         waiting, running = deque(tasks), dict[Any, Task]()
         heard_s = time.monotonic()
-        told = False
+        if not self._ray.available_resources().get("CPU"):
+            note("no living node of the cluster has a core free; waiting")
         try:
             while waiting or running:
                 while waiting and len(running) < max(1, _AHEAD * self.cores):
@@ -194,9 +195,6 @@ class RayCluster:
                     self._check_left()
                     if measured and not self._alike():
                         raise StageError("all nodes whose durations are measured are lost; the same command resumes")
-                    if not told and not self._ray.available_resources().get("CPU"):
-                        note("no living node of the cluster has a core free; waiting")
-                        told = True
         finally:
             if self._silent_s is None:
                 for ref in running:
