@@ -8,6 +8,7 @@ with other versions is avoided. Results are files, written on the machine of the
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections import Counter, deque
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from testbed import paths
-from testbed.errors import CapabilityError, SpecError, StageError, UserError
+from testbed.errors import CapabilityError, StageError, UserError
 from testbed.sweep import on_node
 from testbed.sweep.calibrations import kind_of
 from testbed.sweep.executor import Task, TaskResult
@@ -49,7 +50,7 @@ def describe_remotely() -> on_node.Facts:
 class RayCluster:
     """A connection to a cluster; closed by `close`."""
 
-    def __init__(self, address: str, runtime_env: Mapping[str, Any] | None, note: Callable[[str], None]) -> None:
+    def __init__(self, address: str, runtime_env: dict[str, Any] | None, note: Callable[[str], None]) -> None:
         """Connect, and compare versions. CapabilityError without Ray, without a cluster and without cores; UserError if
         no node has the versions of this machine.
         """
@@ -60,13 +61,9 @@ class RayCluster:
                 "--executor ray needs Ray, which is not installed; install it with: pip install 'testbed[ray]'"
             ) from None
         self._ray, self._note = ray, note
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns of a later version
         try:
-            ray.init(
-                address=address,
-                runtime_env=None if runtime_env is None else dict(runtime_env),
-                log_to_driver=False,
-                logging_level="ERROR",
-            )
+            ray.init(address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, OSError, RuntimeError, TypeError, ValueError, ray.exceptions.RayError) as error:
             raise CapabilityError(
                 f"cannot connect to the Ray cluster {address!r}: {_first_line(error)}; start one with 'ray start "
@@ -98,21 +95,15 @@ class RayCluster:
     # ------------------------------------------------------------------ nodes
     def _nodes(self) -> dict[str, dict[str, Any]]:
         """Return the living nodes that are not avoided, by id."""
-        return {
-            node["NodeID"]: node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._unlike
-        }
+        living = (node for node in self._ray.nodes() if node["Alive"])
+        return {node["NodeID"]: node for node in living if node["NodeID"] not in self._unlike}
 
     def _compare_nodes(self) -> None:
         ray, nodes = self._ray, self._nodes()
         probe = ray.remote(describe_remotely)
-        asked = {
-            probe.options(
-                num_cpus=0,
-                max_retries=0,
-                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False),
-            ).remote(): name
-            for name in nodes
-        }
+        at = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        options = {name: {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": at(name, False)} for name in nodes}
+        asked = {probe.options(**options[name]).remote(): name for name in nodes}
         ended, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_S) if asked else ([], [])
         for ref, name in asked.items():
             host = nodes[name]["NodeManagerHostname"]
@@ -130,9 +121,7 @@ class RayCluster:
         kinds = Counter(_text(kind_of(self._facts[name].machine)) for name in self._nodes())
         self._note(f"cluster {self._head}: {sum(kinds.values())} nodes with {self.cores} cores")
         if len(kinds) > 1:
-            self._note(
-                f"its nodes are of {len(kinds)} kinds: on another processor, the last digits of a loss may differ"
-            )
+            self._note(f"its nodes are of {len(kinds)} kinds: on another one, the last digits of a loss may differ")
 
     def _avoid(self, name: str, host: str, why: str) -> None:
         if name not in self._unlike:
@@ -179,11 +168,14 @@ class RayCluster:
             note("no living node of the cluster has a core free; waiting")
         try:
             while waiting or running:
-                while waiting and len(running) < max(1, _AHEAD * self.cores):
+                self._check_head()
+                if self._silent_s is not None:  # calls that need the head would block
+                    time.sleep(_LOOK_S)
+                    continue
+                for _ in range(min(len(waiting), max(1, _AHEAD * self.cores) - len(running))):
                     task = waiting.popleft()
                     running[self._send(task, measured)] = task
                 ended, _ = self._ray.wait(list(running), timeout=_LOOK_S)
-                self._check_head()
                 for ref in ended:
                     heard_s = time.monotonic()
                     task = running.pop(ref)
@@ -202,46 +194,23 @@ class RayCluster:
 
     def _alike(self) -> list[str]:
         """Return the living nodes of the kind that durations are measured on."""
-        return [
-            name for name in self._nodes() if name in self._facts and kind_of(self._facts[name].machine) == self._kind
-        ]
+        known = (name for name in self._nodes() if name in self._facts)
+        return [name for name in known if kind_of(self._facts[name].machine) == self._kind]
 
     def _send(self, task: Task, measured: bool) -> Any:
         """Send a task and the files that it reads. A node that avoids nothing takes any."""
         ray, nodes = self._ray, self._nodes().values()
-        files = []
-        for path in task.reads:
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise SpecError(f"cannot {task.attempt}: cannot read {path}: {error.strerror}") from None
-            files.append(on_node.Sent(str(path), paths.digest(path), ray.put(content)))
-        largest = max((node["Resources"].get("memory", 0) for node in nodes), default=0)
-        guests = task.guest and any("guest" in node["Resources"] for node in nodes)
-        strategies = ray.util.scheduling_strategies
-        wanted = None
-        if measured:
-            wanted = strategies.In(*self._alike())
-        elif self._unlike:
-            wanted = strategies.NotIn(*self._unlike)
-        options = (
-            {}
-            if wanted is None
-            else {"scheduling_strategy": strategies.NodeLabelSchedulingStrategy(hard={_NODE: wanted})}
-        )
-        shipment = on_node.Shipment(task, files, str(paths.cache_folder()), self._needed)
-        return (
-            ray.remote(work_remotely)
-            .options(
-                num_cpus=0 if guests else 1,
-                resources={"guest": 1} if guests else None,
-                memory=min(task.memory_bytes, int(largest)) or None,
-                max_retries=_RETRIES,
-                name=task.attempt,
-                **options,
-            )
-            .remote(shipment)
-        )
+        files = [on_node.Sent(str(path), paths.digest(path), ray.put(path.read_bytes())) for path in task.reads]
+        largest = int(max((node["Resources"].get("memory", 0) for node in nodes), default=0))
+        guests = task.guest and all("guest" in node["Resources"] for node in nodes)
+        options: dict[str, Any] = {"resources": {"guest": 1}, "num_cpus": 0} if guests else {"num_cpus": 1}
+        place = ray.util.scheduling_strategies
+        if measured or self._unlike:
+            wanted = place.In(*self._alike()) if measured else place.NotIn(*self._unlike)
+            options["scheduling_strategy"] = place.NodeLabelSchedulingStrategy(hard={_NODE: wanted})
+        memory = min(task.memory_bytes, largest) or None
+        remote = ray.remote(work_remotely).options(max_retries=_RETRIES, name=task.attempt, memory=memory, **options)
+        return remote.remote(on_node.Shipment(task, files, str(paths.cache_folder()), self._needed))
 
     def _result(self, task: Task, ref: Any) -> TaskResult | None:
         """Return what became of a task; None if it must run elsewhere."""

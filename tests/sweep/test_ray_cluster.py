@@ -77,13 +77,13 @@ class Sweep:
     def __init__(self, folder: Path, results: str, *more: str) -> None:
         home = folder / "small"
         home.mkdir(exist_ok=True)
-        axes = 'codec = ["fp32", "int8"]\nprofile = ["consumer-80mbps", "cable"]\n'
+        axes = 'codec = ["fp32", "int8"]\nprofile = ["consumer-80mbps", "cable"]\n"training.seed" = [0]\n'
         (home / "sweep.toml").write_text(EXPERIMENT + axes)
         words = ["sweep", str(home / "sweep.toml"), "--results", str(folder / results), "--no-report", *more]
         self.said = folder / f"{results}-{time.monotonic_ns()}.txt"
         with self.said.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "testbed", *words], stdout=out, stderr=out, cwd=ROOT
+                [sys.executable, "-P", "-m", "testbed", *words], stdout=out, stderr=out, cwd=folder
             )
         self.runs = folder / results / "small"
 
