@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -70,7 +72,8 @@ class RayCluster:
                 "--head' on one machine and 'ray start --address=HEAD:6379' on the others, and see docs/scale.md"
             ) from None
         self._head = ray.get_runtime_context().gcs_address
-        self._silent_s: float | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch_head, daemon=True).start()
         self._needed = on_node.facts().versions
         self._facts: dict[str, on_node.Facts] = {}
         self._unlike: dict[str, str] = {}
@@ -89,8 +92,8 @@ class RayCluster:
 
     def close(self) -> None:
         """Disconnect: tasks that still run are ended."""
-        if self._silent_s is None:
-            self._ray.shutdown()
+        self._closed.set()
+        self._ray.shutdown()
 
     # ------------------------------------------------------------------ nodes
     def _nodes(self) -> dict[str, dict[str, Any]]:
@@ -168,10 +171,6 @@ class RayCluster:
             note("no living node of the cluster has a core free; waiting")
         try:
             while waiting or running:
-                self._check_head()
-                if self._silent_s is not None:  # calls that need the head would block
-                    time.sleep(_LOOK_S)
-                    continue
                 for _ in range(min(len(waiting), max(1, _AHEAD * self.cores) - len(running))):
                     task = waiting.popleft()
                     running[self._send(task, measured)] = task
@@ -188,9 +187,8 @@ class RayCluster:
                     if measured and not self._alike():
                         raise StageError("all nodes whose durations are measured are lost; the same command resumes")
         finally:
-            if self._silent_s is None:
-                for ref in running:
-                    self._ray.cancel(ref, force=True)
+            for ref in running:
+                self._ray.cancel(ref, force=True)
 
     def _alike(self) -> list[str]:
         """Return the living nodes of the kind that durations are measured on."""
@@ -231,21 +229,22 @@ class RayCluster:
             on_node.place_results(task.writes, done.files)
         return TaskResult(task, None, done.said, name)
 
-    def _check_head(self) -> None:
-        """Raise StageError if the head has not answered for a while: Ray itself would wait for it, and then abort."""
+    def _watch_head(self) -> None:
+        """End this process when the head has not answered for a while: every call of Ray would block, and then abort
+        it.
+        """
         host, _, port = self._head.rpartition(":")
-        try:
-            with socket.create_connection((host, int(port)), timeout=_LOOK_S):
-                self._silent_s = None
-                return
-        except OSError as error:
-            why = error.strerror or str(error)
-        self._silent_s = self._silent_s or time.monotonic()
-        if time.monotonic() - self._silent_s > _HEAD_S:
-            raise StageError(
-                f"the head of the cluster {self._head} is lost: {why}; finished work is kept: start a cluster, and "
-                "repeat the command"
-            )
+        heard_s = time.monotonic()
+        while not self._closed.wait(_LOOK_S):
+            try:
+                with socket.create_connection((host, int(port)), timeout=_LOOK_S):
+                    heard_s = time.monotonic()
+            except OSError as error:
+                if time.monotonic() - heard_s > _HEAD_S:
+                    lost = f"the head of the cluster {self._head} is lost: {error.strerror or error}"
+                    sys.stderr.write(f"testbed: error: {lost}; start a cluster, and repeat the command: it resumes\n")
+                    sys.stderr.flush()
+                    os._exit(StageError.exit_status)
 
 
 def _text(kind: Mapping[str, Any]) -> str:

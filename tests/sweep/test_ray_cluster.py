@@ -155,7 +155,7 @@ def test_without_its_head_a_sweep_ends_and_says_so(cluster: Any, folder: Path) -
     said = sweep.ended()
     assert sweep.process.returncode == 1, said
     assert "is lost" in said
-    assert "repeat the command" in said
+    assert "repeat the command: it resumes" in said
 
 
 def test_no_cluster_is_an_error_of_the_user(folder: Path) -> None:
