@@ -65,6 +65,8 @@ class RayCluster:
         self._ray, self._note = ray, note
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns of a later version
         try:
+            if address != "auto":  # Ray tries for minutes
+                _reach(address, _HEAD_S).close()
             ray.init(address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, OSError, RuntimeError, TypeError, ValueError, ray.exceptions.RayError) as error:
             raise CapabilityError(
@@ -233,11 +235,10 @@ class RayCluster:
         """End this process when the head has not answered for a while: every call of Ray would block, and then abort
         it.
         """
-        host, _, port = self._head.rpartition(":")
         heard_s = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             try:
-                with socket.create_connection((host, int(port)), timeout=_LOOK_S):
+                with _reach(self._head, _LOOK_S):
                     heard_s = time.monotonic()
             except OSError as error:
                 if time.monotonic() - heard_s > _HEAD_S:
@@ -245,6 +246,12 @@ class RayCluster:
                     sys.stderr.write(f"testbed: error: {lost}; start a cluster, and repeat the command: it resumes\n")
                     sys.stderr.flush()
                     os._exit(StageError.exit_status)
+
+
+def _reach(address: str, patience_s: float) -> socket.socket:
+    """Connect to HOST:PORT. OSError if nothing answers, ValueError for another form of address."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), patience_s)
 
 
 def _text(kind: Mapping[str, Any]) -> str:
