@@ -3,7 +3,7 @@
 # make test     test what this machine can test, with a rotating quarter of the slow tests: four runs in a row cover them
 #               all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). Tests decided by time run in
 #               a guest with a virtual clock
-# make examples test what needs hivemind, Flower, torchft or ns-3, in an environment of its own; needs no root
+# make examples test what needs hivemind, Flower, torchft, ns-3 or Ray, in an environment of its own; needs no root
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #
@@ -51,8 +51,9 @@ test: .venv/.test
 	$(TEST) $(WORKERS) $(ARGS)
 
 examples: .venv-examples/.made
-	TESTBED_PART=all TESTBED_REQUIRE='hivemind,flower,torchft,ns3,$(TESTBED_REQUIRE)' .venv-examples/bin/python -m pytest --durations=5 \
-	  -m 'hivemind or flower or torchft or ns3' tests/examples tests/torch_codecs tests/ns3 $(ARGS)
+	TESTBED_PART=all TESTBED_REQUIRE='hivemind,flower,torchft,ns3,ray,$(TESTBED_REQUIRE)' .venv-examples/bin/python -m pytest --durations=5 \
+	  -m 'hivemind or flower or torchft or ns3 or ray' tests/examples tests/torch_codecs tests/ns3 tests/sweep/test_ray_cluster.py \
+	  $(ARGS)
 
 lint: .venv/.lint
 	.venv/bin/ruff check .

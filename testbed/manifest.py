@@ -7,6 +7,7 @@ also rewrite its manifest.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -94,6 +95,20 @@ def find_fault(path: Path, subject: Callable[[], str]) -> str:
         except (OSError, SpecError) as error:
             return f"cannot read {name}: {error}"
     return "" if subject() == manifest.subject else f"{path.name} belongs to another subject"
+
+
+def version_of(folder: Path, name: str = "") -> tuple[bytes, bool]:
+    """Return a digest that changes when files of a folder do, or that file, and whether all changes are old enough for
+    that.
+    """
+    version, newest_ns = hashlib.blake2b(digest_size=16), 0
+    with contextlib.suppress(OSError):
+        paths_in = [folder / name] if name else sorted(Path(entry.path) for entry in os.scandir(folder))
+        for path in paths_in:
+            stat = path.lstat()
+            newest_ns = max(newest_ns, stat.st_ctime_ns)
+            version.update(f"{path.name} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
+    return version.digest(), time.time_ns() - newest_ns > _SETTLED_NS
 
 
 def set_aside(path: Path) -> Path:

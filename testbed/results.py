@@ -6,6 +6,7 @@ counters.jsonl  summary.json  manifest.json (last)
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -289,8 +290,8 @@ class Run(NamedTuple):
 
     @property
     def cell(self) -> Cell:
-        rate_trace.find_kept_traces(self.folder)
-        return read_json(self.folder / "cell.json", Cell)
+        version, settled = manifest.version_of(self.folder, "cell.json")
+        return (_cell if settled else _cell.__wrapped__)(self.folder, version)
 
     @property
     def lab(self) -> LabRecord:
@@ -325,8 +326,17 @@ class Run(NamedTuple):
     @property
     def proof(self) -> Proof:
         """Whether its files are complete, unaltered, and those of the cell that its folder is named after. SpecError
-        for a verified run of a codec or job that cannot be imported here.
+        for a verified run of a codec or job that cannot be imported here. Unchanged files are read only once.
         """
+        version, settled = manifest.version_of(self.folder)
+        known = _proofs.get(self.folder)
+        if known is None or known[0] != version:
+            known = version, self._prove()
+            if settled:
+                _proofs[self.folder] = known
+        return known[1]
+
+    def _prove(self) -> Proof:
         proving, verified = self.folder / manifest.NAME, (self.folder / manifest.NAME).exists()
         try:
             fault = manifest.find_fault(proving, lambda: manifest.subject_of(self.cell)) if verified else ""
@@ -379,6 +389,16 @@ class Run(NamedTuple):
     def samples(self) -> Iterator[Sample]:
         """Read the samples of the lab's counters, oldest first; none if they were not taken."""
         return read_lines(self.folder / "counters.jsonl", Sample)
+
+
+_proofs: dict[Path, tuple[bytes, Proof]] = {}
+"""By run: the version of its files, and what they prove."""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _cell(folder: Path, version: bytes) -> Cell:
+    rate_trace.find_kept_traces(folder)
+    return read_json(folder / "cell.json", Cell)
 
 
 MADE_AGAIN = "repeat the sweep, which sets it aside and makes the run again"

@@ -127,6 +127,7 @@ _NEEDS: dict[str, Callable[[], None]] = {
     "flower": functools.partial(_try_package, "flwr"),
     "torchft": functools.partial(_try_package, "torchft"),
     "ns3": functools.partial(_try_package, "ns3"),
+    "ray": functools.partial(_try_package, "ray"),
     "clock_kernel": _try_clock_kernel,
     "virtual_clock": _try_virtual_clock,
 }

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed import paths
+from testbed.commands.cluster import AddressFlag, ExecutorFlag, RuntimeEnvFlag, check_cluster_flags, connected
 from testbed.commands.console import ResultsFlag, need_clock_kernel, print_table, say, warn_of_buffers
 
 
@@ -16,6 +17,9 @@ def predict(
     name: Annotated[str, typer.Argument(help="Name of an experiment that has a cells.toml, or that file's path.")],
     quick: Annotated[bool, typer.Option("--quick", help="The experiment's short form.")] = False,
     results: ResultsFlag = Path("results"),
+    executor: ExecutorFlag = "local",
+    address: AddressFlag = None,
+    runtime_env: RuntimeEnvFlag = None,
 ) -> None:
     """Predict step times of models too large to train here: build jobs from their shapes, and play them over links on
     the virtual clock.
@@ -26,20 +30,26 @@ def predict(
     from testbed import csv_rows
     from testbed.predict import cells as predicting
     from testbed.predict import churned
+    from testbed.sweep.play_task import player_on
 
+    environment = check_cluster_flags(executor, address, runtime_env)
     planned = predicting.plan_cells(name, quick=quick)
     warn_of_buffers((each.cell.topology, each.cell.profiles) for each in planned)
     folder = results / (Path(name).resolve().parent.name if name.endswith(".toml") else name)
     kernel = need_clock_kernel()
 
-    def play(cells: Sequence[predicting.Planned]) -> None:
-        predicting.play_missing(cells, folder, kernel, say=say)
+    with connected(executor, address, environment) as cluster:
+        on: dict[str, Any] = {} if cluster is None else {"play": player_on(cluster, say)}
 
-    play(planned)
+        def play(cells: Sequence[predicting.Planned]) -> None:
+            predicting.play_missing(cells, folder, kernel, say=say, **on)
+
+        play(planned)
+        rounds = churned.play_rounds(planned, play, lambda cell: predicting.result_of(cell, folder))
     frame = predicting.predictions(planned, folder)
     frame.to_csv(folder / "cells.csv", index=False, float_format="%.6g")
     paths.give_to_user(folder / "cells.csv")
-    if rounds := churned.play_rounds(planned, play, lambda cell: predicting.result_of(cell, folder)):
+    if rounds:
         csv_rows.write_rows(folder / churned.FILE, churned.RoundRow._fields, rounds, digits=9)
         paths.give_to_user(folder / churned.FILE)
     rows = []

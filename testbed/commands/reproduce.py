@@ -18,6 +18,7 @@ import typer
 from rich.rule import Rule
 
 from testbed import paths, process
+from testbed.commands.cluster import AddressFlag, ExecutorFlag, RuntimeEnvFlag, cluster_words
 from testbed.commands.console import ResultsFlag, err, out, say, table
 from testbed.errors import TestbedError, UnknownNameError
 from testbed.units import format_duration
@@ -46,6 +47,9 @@ def reproduce(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Run finished programs again.")] = False,
     results: ResultsFlag = Path("results"),
+    executor: ExecutorFlag = "local",
+    address: AddressFlag = None,
+    runtime_env: RuntimeEnvFlag = None,
 ) -> None:
     """Run an experiment's sweeps and programs, draw its figures, and print a verdict for each of its claims.
 
@@ -54,6 +58,7 @@ def reproduce(
     """
     from testbed.sweep.reproduction import load_reproduction, reproducible
 
+    cluster = cluster_words(executor, address, runtime_env)
     known = reproducible()
     for name in set(names or ()) - {_ALL, *known}:
         raise UnknownNameError("experiment", name, [*known, _ALL])
@@ -64,7 +69,7 @@ def reproduce(
     for name in wanted:
         experiment = load_reproduction(name, results, quick=quick)
         out.print(Rule(name, align="left"), width=min(out.width, _RULE))
-        if status := _make(experiment, quick=quick, again=again):
+        if status := _make(experiment, cluster, quick=quick, again=again):
             failed[name] = status
         else:
             _print_verdicts(experiment, quick=quick)
@@ -76,8 +81,10 @@ def reproduce(
 
 
 # ------------------------------------------------------------------ steps
-def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
-    """Run the steps of an experiment; return the exit status of the first that fails, or 0."""
+def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, again: bool) -> int:
+    """Run the steps of an experiment; return the exit status of the first that fails, or 0. `cluster`: flags of the
+    cluster for sweeps and predictions.
+    """
     from testbed.report.claims import FILE
 
     for folder in (experiment.all_results, experiment.results, experiment.output):
@@ -89,7 +96,7 @@ def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
         if step.keeps and not again and stamp.is_file() and stamp.read_text("utf8") == experiment.stamp(step):
             say(f"{step.words[0]}: done before; --again runs it again")
             continue
-        command = step.command(experiment.all_results, quick=quick)
+        command = [*step.command(experiment.all_results, quick=quick), *(cluster if step.sweep is not None else ())]
         say(f"$ {shlex.join(command)}")
         began = time.monotonic()
         # A program may lie in the current folder, whose code root does not run for sudo.

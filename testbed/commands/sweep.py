@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from testbed import results as stored
+from testbed.commands.cluster import (
+    AddressFlag,
+    ExecutorFlag,
+    RuntimeEnvFlag,
+    check_cluster_flags,
+    connected,
+    refuse_others,
+)
 from testbed.commands.console import (
     ClockFlag,
     EngineFlag,
@@ -176,6 +184,9 @@ def sweep(
         int | None,
         typer.Option(min=0, help="Number of played cells to check with a live run; default: the experiment's."),
     ] = None,
+    executor: ExecutorFlag = "local",
+    address: AddressFlag = None,
+    runtime_env: RuntimeEnvFlag = None,
     page: Annotated[
         bool, typer.Option("--report/--no-report", help="Whether to write the report; `report FOLDER` writes it later.")
     ] = True,
@@ -191,9 +202,14 @@ def sweep(
     """Run the unfinished cells of an experiment, then print the table and write the report."""
     from testbed.sweep import plan as planning
 
+    environment = check_cluster_flags(executor, address, runtime_env)
     loaded = planning.load_experiment(experiment)
     choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats, cell)
 
+    if executor == "ray":
+        if live_checks:
+            raise UserError("--live-checks runs cells live, which --executor ray does not: omit one of them")
+        live_checks = 0
     if live_checks is not None:
         loaded = loaded.model_copy(update={"live_checks": live_checks})
     if calibration is not None and not calibration.is_file():
@@ -202,8 +218,18 @@ def sweep(
         given = None if calibration is None else stored.read_json(calibration, Calibration)
     except ResultsError as error:
         raise SpecError(str(error)) from None
-    durations = {"calibration": given, "recalibrate": recalibrate}
-    _sweep(loaded, loaded.name, engine, clock, choice, results, again=again, report=page, durations=durations)
+    _sweep(
+        loaded,
+        loaded.name,
+        engine,
+        clock,
+        choice,
+        results,
+        again=again,
+        report=page,
+        durations={"calibration": given, "recalibrate": recalibrate},
+        cluster=None if executor == "local" else (executor, address, environment),
+    )
 
 
 def _sweep(
@@ -217,6 +243,7 @@ def _sweep(
     again: bool,
     report: bool,
     durations: dict[str, Any] | None = None,
+    cluster: tuple[str, str | None, dict[str, Any] | None] | None = None,
 ) -> None:
     from testbed.commands import planned
     from testbed.sweep.environment import hold_folder
@@ -229,7 +256,12 @@ def _sweep(
     stored.make_folder(folder)
     planned.print_means(agenda, means)
     with hold_folder(folder):  # until the report is written, because it reads the files of a sweep, mainly sweep.json
-        _sweep_into(folder, agenda, means, choice, engine, again=again, report=report)
+        if cluster is not None:
+            cells = (*agenda.cells, *agenda.to_tune)
+            refuse_others([cell.id for cell in cells if cell.timing == "live"], means.clock)
+        with connected(*cluster or ("local", None, None)) as machines:
+            means = means._replace(cluster=machines)
+            _sweep_into(folder, agenda, means, choice, engine, again=again, report=report)
 
 
 def _sweep_into(

@@ -8,6 +8,7 @@ links of the lab, including dilation.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import textwrap
@@ -292,6 +293,7 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
 """Name of each table -> its columns."""
 
 
+@functools.cache
 def schema(table: str) -> Any:
     """Return the pyarrow schema of a table, with the description of each column in its metadata."""
     return pa.schema(

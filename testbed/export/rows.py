@@ -52,7 +52,7 @@ class RecordedRun:
         """Convert a moment in the lab to seconds of the emulated world since the first step began."""
         return self.seconds(at_ns - (self.origin_ns or 0))
 
-    @property
+    @cached_property
     def key(self) -> Row:
         return {"cell_id": self.run.folder.parent.name, "run": self.run.number}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet
 from testbed import paths
 from testbed.errors import SpecError
 from testbed.export.columns import PANDAS, TABLES, schema
-from testbed.export.rows import MAKERS, RecordedRun
+from testbed.export.rows import MAKERS, RecordedRun, Row
 from testbed.results import Run
 
 Format = Literal["csv", "parquet"]
@@ -22,8 +23,12 @@ DICTIONARY = "columns.csv"
 """The file that describes the columns of the tables: table, column, pandas type, meaning."""
 
 
-def _batch(table: str, recorded: RecordedRun) -> Any:
-    return pa.RecordBatch.from_pylist(list(MAKERS[table](recorded)), schema=schema(table))
+_ROWS = 4096
+"""Rows that are written together: each write has a cost of its own."""
+
+
+def _batch(table: str, rows: Iterable[Row]) -> Any:
+    return pa.RecordBatch.from_pylist(list(rows), schema=schema(table))
 
 
 def _writer(path: Path, table: str, form: Format) -> Any:
@@ -35,18 +40,20 @@ def _writer(path: Path, table: str, form: Format) -> Any:
 def write_tables(runs: Iterable[Run], folder: Path, form: Format) -> list[Path]:
     """Write one file per table, and a description of their columns, into an existing folder; return the files.
 
-    Holds one run at a time in memory. SpecError if a file cannot be written.
+    Holds few rows in memory. SpecError if a file cannot be written.
     """
     files = {table: folder / f"{table}.{form}" for table in TABLES}
     dictionary = folder / DICTIONARY
     try:
         with ExitStack() as stack:
             writers = {table: stack.enter_context(_writer(path, table, form)) for table, path in files.items()}
-            for recorded in map(RecordedRun, runs):
-                for table, writer in writers.items():
-                    batch = _batch(table, recorded)
-                    if batch.num_rows:
-                        writer.write_batch(batch)
+            waiting: dict[str, list[Row]] = {table: [] for table in writers}
+            for recorded in itertools.chain(map(RecordedRun, runs), [None]):
+                for table, rows in waiting.items():
+                    rows += [] if recorded is None else MAKERS[table](recorded)
+                    if len(rows) >= _ROWS or (rows and recorded is None):
+                        writers[table].write_batch(_batch(table, rows))
+                        rows.clear()
         pa.csv.write_csv(pa.table(_dictionary()), dictionary)
     except OSError as error:
         raise SpecError(f"cannot write the tables to {folder}: {error}; choose another folder with -o") from None
@@ -66,7 +73,7 @@ def pandas_frame(table: str, runs: Iterable[Run]) -> Any:
 
     Missing values turn neither counts into floats nor booleans into objects.
     """
-    batches = [_batch(table, recorded) for recorded in map(RecordedRun, runs)]
+    batches = [_batch(table, MAKERS[table](recorded)) for recorded in map(RecordedRun, runs)]
     return pa.Table.from_batches(batches, schema=schema(table)).to_pandas(types_mapper=pandas_type)
 
 

@@ -16,7 +16,7 @@ the kernel, and fails if they differ from the requested ones. The certificate li
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -29,7 +29,7 @@ from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.certificate import expect
 from testbed.net.lab import LabSpec
 from testbed.player.guests import play_jobs
-from testbed.player.play_job import PlayJob
+from testbed.player.play_job import Outcome, PlayJob
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, Measurement
 from testbed.trace.format import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
@@ -142,13 +142,18 @@ def by_construction(profile: LinkProfile) -> tuple[str, ...]:
 
 
 def certify_virtual(
-    profiles: Sequence[LinkProfile], kernel: GuestKernel, *, guests: int = 1, cache: Path | None = None
+    profiles: Sequence[LinkProfile],
+    kernel: GuestKernel,
+    *,
+    guests: int = 1,
+    cache: Path | None = None,
+    play: Callable[..., list[Outcome]] = play_jobs,
 ) -> list[Certificate]:
     """Return a certificate for each link, from the cache or by playing the probe over it; missing ones are played in
     one boot per guest. Call it from the main thread.
 
-    The link of a measurement is `node-0`. `cache`: a folder; None: in the user's cache. LabError if a probe cannot be
-    played.
+    The link of a measurement is `node-0`. `cache`: a folder; None: in the user's cache. `play`: `play_jobs`, or
+    what plays elsewhere. LabError if a probe cannot be played.
     """
     folder = cache or paths.cache_folder() / "certificates"
     about = _environment_digest(kernel)
@@ -159,7 +164,7 @@ def certify_virtual(
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
         paths.give_to_user(folder)
-        _measure(missing, kernel, guests)
+        _measure(missing, kernel, guests, play)
     certificates = []
     for profile in profiles:
         kept = _kept(files[profile])
@@ -194,7 +199,9 @@ def _kept(file: Path) -> Certificate | None:
         return None
 
 
-def _measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int) -> None:
+def _measure(
+    missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int, play: Callable[..., list[Outcome]]
+) -> None:
     """Play the probe over links, and write their certificates to the cache."""
     with paths.scratch_folder("testbed-certificates-") as scratch:
         jobs = []
@@ -205,7 +212,7 @@ def _measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int)
                 topology="line", profiles=(profile,), nodes=2, engine="netem", engine_reason="the virtual clock's"
             )
             jobs.append(PlayJob(trace=trace, lab=lab, output=scratch / "results" / str(number)))
-        outcomes = play_jobs(jobs, clock="virtual", folder=scratch / "work", kernel=kernel, guests=guests)
+        outcomes = play(jobs, clock="virtual", folder=scratch / "work", kernel=kernel, guests=guests)
         for (file, profile), job, outcome in zip(missing.items(), jobs, outcomes, strict=True):
             if outcome.output is None:
                 raise LabError(f"cannot certify a link on the virtual clock: {outcome.error}")

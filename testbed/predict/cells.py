@@ -24,7 +24,7 @@ from testbed.frozen import Frozen, canonical_json, explain, flatten, is_none, re
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.player.guests import Progress, play_jobs
-from testbed.player.play_job import PlayJob
+from testbed.player.play_job import Outcome, PlayJob
 from testbed.player.split import drift, seen_to_repeat, step_split
 from testbed.player.virtual import guest_lab
 from testbed.predict.data_parallel_shapes import DataParallelShape, DataParallelTable, resolve_data_parallel
@@ -323,9 +323,17 @@ def _profiles(table: PlayTable, nodes: int, load: Callable[[str], LinkProfile]) 
 
 # ------------------------------------------------------------------ playing
 def play_missing(
-    planned: Iterable[Planned], folder: Path, kernel: GuestKernel, *, say: Callable[[str], None], guests: int = 1
+    planned: Iterable[Planned],
+    folder: Path,
+    kernel: GuestKernel,
+    *,
+    say: Callable[[str], None],
+    guests: int = 1,
+    play: Callable[..., list[Outcome]] = play_jobs,
 ) -> None:
-    """Play the cells without a result in `folder`. LabError if a cell cannot be played; the other results are kept."""
+    """Play the cells without a result in `folder`. LabError if a cell cannot be played; the other results are kept.
+    `play`: `play_jobs`, or what plays elsewhere.
+    """
     (folder / _FOLDER).mkdir(parents=True, exist_ok=True)
     errors = list[str]()
 
@@ -356,7 +364,7 @@ def play_missing(
             jobs = [_job(cell, aside) for cell in cells]
             if jobs:
                 work = aside / "work"
-                play_jobs(jobs, clock="virtual", folder=work, kernel=kernel, guests=guests, progress=done)
+                play(jobs, clock="virtual", folder=work, kernel=kernel, guests=guests, progress=done)
     if errors:
         raise LabError(f"{len(errors)} of {len(cells)} cells could not be played: {errors[0]}")
 

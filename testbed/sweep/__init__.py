@@ -14,6 +14,9 @@
 | `trainings` | trains each recipe once, without a network |
 | `calibrations` | measures durations once, and stores them by content |
 | `executor` | runs programs side by side, one per core: tasks in, results out |
+| `ray_cluster` | runs tasks on the nodes of a Ray cluster instead |
+| `on_node` | runs a task on a machine that shares no folder: files in, program, files out |
+| `play_task` | plays jobs as tasks of a cluster, several in a guest |
 | `live_virtual` | makes live runs on the virtual clock, each in its own guest |
 | `live_in_guest` | the program inside such a guest: lab, stages and their monitor |
 | `controller` | makes the live runs on the real clock: certify, train, certify, summarise |

@@ -10,17 +10,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import testbed
 from testbed import paths, results
 from testbed.codecs.catalogue import placement, table
-from testbed.errors import ResultsError, UserError
+from testbed.errors import ResultsError, UserError, status_of
 from testbed.frozen import Frozen, canonical_json
 from testbed.jobs.kind import JobKind
 from testbed.processors import read_processors
@@ -36,9 +38,9 @@ from testbed.records import (
 )
 from testbed.spec import DataParallelSpec, PipelineSpec, Recipe, Workload
 from testbed.sweep.environment import describe_machine, hold_machine
-from testbed.sweep.executor import Task, execute
+from testbed.sweep.executor import Cluster, Task, TaskResult, execute
 from testbed.sweep.live_session import Tokens
-from testbed.sweep.trainings import check_trainable, host_options
+from testbed.sweep.trainings import check_trainable, files_of, host_options
 from testbed.training.memory_need import available_memory, predict_memory
 from testbed.training.timing import CalibrationDone, CalibrationJob, TimedRecipe, timed
 from testbed.vm.launch import choose_processor, idlest_first
@@ -78,6 +80,8 @@ def calibrate(
     again: bool = False,
     given: Calibration | None = None,
     note: Callable[[str], None] | None = None,
+    cluster: Cluster | None = None,
+    before: Mapping[str, Any] = MappingProxyType({}),
 ) -> Calibration:
     """Return the durations of all recipes: stored ones, and for the other recipes new measurements, alone on one core,
     for at most `budget_s` seconds, under the machine's lock, as in `hold_machine(note)`.
@@ -85,8 +89,9 @@ def calibrate(
     With a budget of 0, recipes without stored durations are omitted.
 
     `prepare` prepares the data of a workload (`controller.prepare`). `again`: ignore stored durations. `given`: a
-    calibration to use instead; UserError lists the recipes missing from it. UserError for a recipe that cannot be
-    trained without a network, StageError if the measurement fails.
+    calibration to use instead; UserError lists the recipes missing from it. On a cluster, all are those of one kind of
+    machine: that of `before`, the machine of an earlier calibration, if there is one. UserError for a recipe that
+    cannot be trained without a network, StageError if the measurement fails.
     """
     wanted = {recipe.id: recipe for recipe in recipes}
     if given is not None:
@@ -94,7 +99,8 @@ def calibrate(
         return given
     for recipe in wanted.values():
         check_trainable(recipe)
-    keys = _Keys()
+    machine = describe_machine() if cluster is None else cluster.machine(before, note or (lambda message: None))
+    keys = _Keys(machine)
     subjects = {recipe.id: timed(recipe) for recipe in wanted.values()}
 
     def missing() -> list[Recipe]:
@@ -103,7 +109,7 @@ def calibrate(
     if missing() and budget_s > 0:
         with hold_machine(note):
             if left := missing():  # another testbed may have measured them before releasing the machine
-                _measure(left, keys, prepare, budget_s, again)
+                _measure(left, keys, prepare, budget_s, again, cluster)
     costs: dict[str, dict[str, Any]] = {"recipes": {}, "replicas": {}, "jobs": {}}
     dates = []
     for name, subject in subjects.items():
@@ -111,7 +117,7 @@ def calibrate(
             kind, durations, dated = kept
             costs[kind][name] = durations
             dates.append(dated)
-    return Calibration(taken_at=max(dates, default=_now()), machine=describe_machine(), **costs)
+    return Calibration(taken_at=max(dates, default=_now()), machine=machine, **costs)
 
 
 def check_given(given: Calibration, recipes: Iterable[Recipe]) -> None:
@@ -149,11 +155,9 @@ def _fits(given: Calibration, name: str, recipe: Recipe) -> bool:
 class _Keys:
     """Locates cache files, whose names are hashes of everything that determines their content."""
 
-    def __init__(self) -> None:
-        machine = describe_machine()
-        self._here: dict[str, Any] = {name: machine[name] for name in ("cpu_model", "cores", "kernel", "python")}
-        self._here["torch"] = machine["versions"]["torch"]
-        self._here["sources"] = _hash_of_sources()
+    def __init__(self, machine: Mapping[str, Any]) -> None:
+        """`machine`: the one that is measured, as from `describe_machine`."""
+        self._here: dict[str, Any] = {**kind_of(machine), "sources": hash_of_sources(_SOURCES)}
         self._folder = paths.cache_folder() / "calibrations"
 
     def subject(self, subject: Recipe) -> Path:
@@ -204,11 +208,19 @@ def _without_answer(subject: Recipe) -> dict[str, object]:
     return {} if data is None or data.answer is None else {"data": data.model_copy(update={"answer": "none"})}
 
 
-def _hash_of_sources() -> str:
-    """Hash the timed sources."""
+def kind_of(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a described machine on which durations depend."""
+    versions = machine.get("versions", {})
+    return {name: machine.get(name) for name in ("cpu_model", "cores", "kernel", "python")} | {
+        "torch": versions.get("torch")
+    }
+
+
+def hash_of_sources(folders: Iterable[str]) -> str:
+    """Hash the sources in folders of the package, e.g. the timed ones."""
     package = Path(testbed.__file__).resolve().parent
     total = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py")):
+    for path in sorted(path for folder in folders for path in (package / folder).rglob("*.py")):
         total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return total.hexdigest()
 
@@ -231,13 +243,15 @@ def _measure(
     prepare: Callable[[Workload], Tokens],
     budget_s: float,
     again: bool,
+    cluster: Cluster | None,
 ) -> None:
     """Time the missing subjects, and store the results."""
     by_name = {recipe.id: recipe for recipe in missing}
     text_of = functools.cache(prepare)
-    subjects = []
+    subjects, files = [], dict[str, tuple[Path, ...]]()
     for recipe in by_name.values():
         tokens = text_of(recipe.workload)
+        files[recipe.id] = files_of(recipe.workload, tokens)
         shared = keys.maths(recipe)
         subjects.append(
             TimedRecipe(
@@ -255,7 +269,11 @@ def _measure(
         if not own:
             continue
         share_s = budget_s * len(own) / len(subjects)
-        done = _run(CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None))
+        if cluster is None:
+            done = _run(CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None))
+        else:
+            read = tuple(dict.fromkeys(file for subject in own for file in files[subject.name]))
+            done = _run_on(cluster, CalibrationJob(groups=(tuple(own),), budget_s=share_s, processor=None), read)
         now = _now()
         for name, maths in done.maths.items():
             results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
@@ -295,12 +313,32 @@ def _run(job: CalibrationJob) -> CalibrationDone:
             memory_bytes=0,
             attempt="calibrate this machine",
         )
-        with closing(execute([task], options=host_options())) as ended:
-            (result,) = ended
+        return _done(execute([task], options=host_options()))
     finally:
         path.unlink(missing_ok=True)
         if hold is not None:
             hold.close()
+
+
+def _run_on(cluster: Cluster, job: CalibrationJob, reads: tuple[Path, ...]) -> CalibrationDone:
+    """Run this module as a program on a machine of a cluster."""
+    with paths.scratch_folder("testbed-calibration-") as scratch:
+        path = scratch / "calibration.json"
+        results.write_json(path, job)
+        task = Task(
+            name="calibration",
+            module="testbed.sweep.calibrations",
+            arguments=(str(path),),
+            memory_bytes=max(predict_memory(subject.recipe) for group in job.groups for subject in group),
+            attempt="measure durations",
+            reads=(path, *reads),
+        )
+        return _done(cluster.execute([task], note=lambda message: None, measured=True))
+
+
+def _done(ended: Generator[TaskResult]) -> CalibrationDone:
+    with closing(ended):
+        (result,) = ended
     if result.error is not None:
         raise result.error
     return CalibrationDone.model_validate_json(result.said)
@@ -308,3 +346,20 @@ def _run(job: CalibrationJob) -> CalibrationDone:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def main() -> None:
+    """Measure here what the file in the argument asks for, alone; print the durations."""
+
+    def measure() -> None:
+        job = CalibrationJob.model_validate_json(Path(sys.argv[1]).read_bytes())
+        groups = _groups([subject for group in job.groups for subject in group])
+        with hold_machine(lambda message: None):
+            done = _run(job.model_copy(update={"groups": groups}))
+        sys.stdout.write(done.model_dump_json() + "\n")
+
+    sys.exit(status_of(measure))
+
+
+if __name__ == "__main__":
+    main()

@@ -206,7 +206,7 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
         cells = untried(plan.unique(cell for trial in more for cell in trial.cells), folder, again=again)
         if played := [cell for cell in cells if cell.timing == "played"]:
             with progress(played) as following:
-                playing.train_cells(played, folder, following)
+                playing.train_cells(played, folder, means, following)
         make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress)
         more = tune.further(asked, agenda.combinations, tried, loss_of, agenda.engine, agenda.clock)
         tried += more

@@ -19,6 +19,7 @@ import testbed
 from testbed import paths, results
 from testbed.records import Calibration
 from testbed.spec import Clock, Engine
+from testbed.sweep.executor import Cluster
 
 
 class Means(NamedTuple):
@@ -34,6 +35,8 @@ class Means(NamedTuple):
     """Durations supplied by the user instead of this machine's."""
     recalibrate: bool = False
     """Whether to measure all durations again."""
+    cluster: Cluster | None = None
+    """Where played runs are made; None: on this machine."""
 
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "numpy", "pyroute2", "scapy", "pydantic")

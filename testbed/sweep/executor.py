@@ -1,6 +1,6 @@
 """Runs testbed programs in parallel, one per core, as many as memory allows: tasks in, results out.
 
-`execute` alone decides where tasks run. An engine for a cluster would replace it: same tasks, same results, in any
+`execute` runs them on this machine. A `Cluster` runs them on many (`ray_cluster`): same tasks, same results, in any
 order.
 """
 
@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
 
 from testbed.errors import StageError, TestbedError
 from testbed.process import failed, start_program
@@ -35,6 +36,12 @@ class Task(NamedTuple):
     """Predicted peak memory."""
     attempt: str
     """Purpose of the task, as in "cannot ATTEMPT"."""
+    reads: tuple[Path, ...] = ()
+    """All files that it reads, for machines that share no folder. Those among `arguments` are jobs in JSON."""
+    writes: Path | None = None
+    """Folder that it makes, for the same machines; None: its result is what it prints."""
+    guest: bool = False
+    """Whether it boots a guest, rather than load torch."""
 
 
 class TaskResult(NamedTuple):
@@ -45,6 +52,29 @@ class TaskResult(NamedTuple):
     """None on success. SpecError for a user error, otherwise StageError with the end of the task's stderr."""
     said: str
     """Its standard output."""
+    node: str = ""
+    """Name of the machine of a cluster where it ran."""
+
+
+class Cluster(Protocol):
+    """Machines that run tasks in place of this one."""
+
+    @property
+    def cores(self) -> int:
+        """Number of cores of all machines."""
+        ...
+
+    def execute(
+        self, tasks: Sequence[Task], *, note: Callable[[str], None], measured: bool = False
+    ) -> Generator[TaskResult]:
+        """Run tasks, like `executor.execute`. `measured`: only on machines of the kind that `machine` returned."""
+        ...
+
+    def machine(self, before: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+        """Choose the kind of machine that durations are measured on, that of `before` if there is one; describe it as
+        `environment.describe_machine` does.
+        """
+        ...
 
 
 @dataclass

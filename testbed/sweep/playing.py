@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,7 @@ from testbed.sweep.bounded_steps import run_step
 from testbed.sweep.calibrations import BUDGET_S, calibrate, check_given
 from testbed.sweep.controller import prepare
 from testbed.sweep.environment import Means, describe_machine, hold_machine
+from testbed.sweep.play_task import player_on
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
 from testbed.trace.format import Trace
@@ -64,7 +65,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         shutil.rmtree(left, ignore_errors=True)
     if means.calibration is not None:  # before hours of training
         check_given(means.calibration, map(recipe_of, filter(pipelines.needs_calibration, runs)))
-    trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare, progress=progress)
+    trained = train_cells(runs, folder, means, progress)
     for number, cell in enumerate(runs):
         if (error := trained.failures.get(recipe_of(cell).id)) is not None:
             progress.begin(cell, number)
@@ -79,14 +80,16 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     floors = {recipe: trainings.floors_of(path) for recipe, path in trained.folders.items()}
     guest_kernel = vm.find_clock_kernel() if means.clock == "virtual" else None
     costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, BUDGET_S)
-    cores = len(os.sched_getaffinity(0))
+    cores, play = len(os.sched_getaffinity(0)), play_jobs
+    if means.cluster is not None:
+        cores, play = means.cluster.cores, player_on(means.cluster, progress.note)
     with paths.scratch_folder(_ASIDE, folder) as aside:
-        links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
+        links = {} if guest_kernel is None else certified(runs, guest_kernel, cores, play)
         player = _Player(runs, numbers, folder, aside, training, floors, costs, links, progress)
         jobs = [player.job(number) for number in range(len(runs))]
         progress.note(f"playing {len(jobs)} run{'s' * (len(jobs) != 1)}")
         with hold_machine(progress.note) if means.clock == "real" else nullcontext():
-            play_jobs(
+            play(
                 jobs,
                 clock=means.clock,
                 folder=folder,
@@ -97,9 +100,10 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     return failures + player.failures
 
 
-def train_cells(cells: Sequence[Cell], folder: Path, progress: SweepProgress) -> trainings.Trainings:
+def train_cells(cells: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> trainings.Trainings:
     """Train the recipes of played cells without playing them, which suffices for their losses."""
-    return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare, progress=progress)
+    recipes = map(recipe_of, cells)
+    return trainings.train_missing(recipes, folder, prepare=prepare, progress=progress, cluster=means.cluster)
 
 
 def measured_costs(
@@ -115,6 +119,8 @@ def measured_costs(
         return Calibration(taken_at="", machine={}, recipes={})
     if budget_s:
         progress.note("measuring the actions whose durations are unknown, alone on one core")
+    path = folder / "calibration.json"
+    before = results.read_json(path, Calibration) if path.exists() else None
     calibration = calibrate(
         needed.values(),
         prepare=prepare,
@@ -122,12 +128,12 @@ def measured_costs(
         again=means.recalibrate,
         given=means.calibration,
         note=progress.note,
+        cluster=means.cluster,
+        before={} if before is None else before.machine,
     )
-    path = folder / "calibration.json"
     kinds = ("recipes", "replicas", "jobs")
     known: dict[str, Any] = {kind: getattr(calibration, kind) for kind in kinds}
-    if path.exists():
-        before = results.read_json(path, Calibration)
+    if before is not None:
         known = {kind: getattr(before, kind) | known[kind] for kind in kinds}
     results.write_json(path, calibration.model_copy(update=known))
     all_costs = [[one for stage in costs for one in stage.durations] for costs in calibration.recipes.values()]
@@ -141,10 +147,12 @@ def measured_costs(
     return calibration
 
 
-def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[LinkProfile, Certificate]:
+def certified(
+    runs: Sequence[Cell], kernel: GuestKernel, guests: int, play: Callable[..., list[Outcome]] = play_jobs
+) -> dict[LinkProfile, Certificate]:
     """Certify every link of these runs on the virtual clock, unless it already is."""
     links = list(dict.fromkeys(profile for cell in runs for profile in cell.links))
-    return dict(zip(links, certify_virtual(links, kernel, guests=guests), strict=True))
+    return dict(zip(links, certify_virtual(links, kernel, guests=guests, play=play), strict=True))
 
 
 class LinkSeeds:

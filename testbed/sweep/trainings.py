@@ -26,10 +26,11 @@ from testbed.jobs.pipeline import orders_of
 from testbed.records import Floors, ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
 from testbed.runtime.control_plane import host_environment
-from testbed.spec import PREPARED_BY, PipelineSpec, Recipe, TextSpec, Workload
-from testbed.sweep.executor import Task, execute
+from testbed.spec import PREPARED_BY, ImagesSpec, PipelineSpec, Recipe, TextSpec, Workload
+from testbed.sweep.executor import Cluster, Task, execute
 from testbed.sweep.live_session import Tokens
 from testbed.training.memory_need import predict_memory
+from testbed.workloads import networks, texts
 
 FOLDER = "trained"
 
@@ -70,11 +71,13 @@ def train_missing(
     prepare: Callable[[Workload], Tokens],
     progress: TrainingProgress,
     at_once: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Trainings:
     """Train the recipes that have no finished training in an experiment's result folder.
 
     `prepare` prepares the data of a workload (`controller.prepare`), once per text. UserError before anything starts
     if a recipe cannot be trained without a network. A failed training affects only its own recipe. Ctrl-C ends all.
+    On a cluster no training has checkpoints: they would be lost with the machine that wrote them.
     """
     wanted = {recipe.id: recipe for recipe in recipes}
     for recipe in wanted.values():
@@ -91,15 +94,19 @@ def train_missing(
     missing = untrained(wanted.values(), folder)
     failures: dict[str, TestbedError] = {}
     for recipe in missing:
-        if recipe.training.checkpoint_every and results.checkpoint_steps(home / f".{recipe.id}.draft"):
+        if not cluster and recipe.training.checkpoint_every and results.checkpoint_steps(home / f".{recipe.id}.draft"):
             progress.note(f"the training {recipe.id} resumes from its newest valid checkpoint")
     if missing:
         results.make_folder(home)
-        forks.start(host_environment())  # torch loads while texts are prepared
+        if cluster is None:
+            forks.start(host_environment())  # torch loads while texts are prepared
         try:
             by_name = {recipe.id: recipe for recipe in missing}
-            tasks = _tasks(missing, home, prepare)
-            ended = execute(tasks, at_once=at_once, note=progress.note, options=host_options())
+            tasks = _tasks(missing, home, prepare, checkpoints=cluster is None)
+            if cluster is None:
+                ended = execute(tasks, at_once=at_once, note=progress.note, options=host_options())
+            else:
+                ended = cluster.execute(tasks, note=progress.note)
             with closing(ended):
                 for result in ended:
                     if result.error is not None:
@@ -229,21 +236,34 @@ def _in_order(pipeline: PipelineSpec, stage: int, records: Iterable[StepRecord])
     ]
 
 
-def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Tokens]) -> list[Task]:
+def files_of(workload: Workload, tokens: Tokens) -> tuple[Path, ...]:
+    """Return the files of a workload's prepared data: none of images that come with scikit-learn."""
+    if not isinstance(workload, ImagesSpec):
+        return (tokens.path,)
+    if (hub := texts.hub_set(workload.images, "images")) is None:
+        return ()
+    files = networks.prepared_paths(hub, tokens.path)
+    proving = files[2].with_suffix(manifest.ENDING)
+    return (*files, *([proving] if proving.exists() else []))
+
+
+def _tasks(
+    recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Tokens], *, checkpoints: bool
+) -> list[Task]:
     """Write each recipe's job to a file next to its folder; return the tasks that run them."""
-    texts: dict[object, Tokens] = {}
+    prepared: dict[object, Tokens] = {}
     tasks = []
     for recipe in recipes:
         spec = recipe.workload
         key: object = tuple(getattr(spec, name) for name in PREPARED_BY) if isinstance(spec, TextSpec) else spec
-        if key not in texts:
-            texts[key] = prepare(spec)
+        if key not in prepared:
+            prepared[key] = prepare(spec)
         job = {
             "recipe": recipe.model_dump(mode="json"),
-            "vocabulary": texts[key].vocabulary,
-            "tokens": str(texts[key].path),
+            "vocabulary": prepared[key].vocabulary,
+            "tokens": str(prepared[key].path),
             "folder": str((home / recipe.id).resolve()),
-            "checkpoint_every": recipe.training.checkpoint_every,
+            "checkpoint_every": recipe.training.checkpoint_every if checkpoints else None,
         }
         path = home / f".{recipe.id}.json"
         results.write_json(path, job)
@@ -254,6 +274,8 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Toke
                 arguments=(str(path.resolve()),),
                 memory_bytes=predict_memory(recipe),
                 attempt=f"train {recipe.id}",
+                reads=(path.resolve(), *files_of(spec, prepared[key])),
+                writes=(home / recipe.id).resolve(),
             )
         )
     return tasks
