@@ -67,11 +67,15 @@ class Step(NamedTuple):
         """Whether its file lists predicted cells."""
         return self.sweep is not None and self.sweep.name == CELLS
 
-    def command(self, results: Path, *, quick: bool) -> list[str]:
-        """Return the command to execute. `results` holds the results of all experiments."""
+    def command(self, results: Path, *, quick: bool, device: str = "") -> list[str]:
+        """Return the command to execute. `results` holds the results of all experiments; sweeps train on `device`."""
         testbed = [sys.executable, "-P", "-m", "testbed"]
         if self.sweep is not None:
-            verb, more = ("predict", []) if self.predicts else ("sweep", ["--live-checks", "0", "--no-report"])
+            verb, more = (
+                ("predict", [])
+                if self.predicts
+                else ("sweep", ["--live-checks", "0", "--no-report", "--device", device][: 5 if device else 3])
+            )
             short = ["--quick", *more]
             flags = ["--results", str(results), *(short if quick else [])]
             return [*testbed, verb, str(self.sweep), *flags, *self.words[1:]]
