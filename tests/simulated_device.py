@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from testbed.codecs.wire import header
 from testbed.training import kinds
 
 THERE = torch.device("meta")
@@ -100,6 +101,8 @@ def simulated() -> Iterator[SimulatedDevice]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # a parameter's data cannot be replaced
     try:
         with mock.patch.object(kinds, "device_of", return_value=THERE), SimulatedDevice() as device:
+            header.DEVICES.add(THERE.type)
             yield device
     finally:
+        header.DEVICES.discard(THERE.type)
         torch.__future__.set_overwrite_module_params_on_conversion(before)

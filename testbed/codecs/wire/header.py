@@ -20,6 +20,8 @@ from testbed.codecs.contract import MessageKey, Payload
 from testbed.errors import CodecError
 
 CPU = torch.device("cpu")
+DEVICES = {"cuda"}
+"""Types of other devices, for codecs that work on them."""
 MAX_AXES = 8
 VISIT_AT = 2
 """The offset of the visit number's byte."""
@@ -168,10 +170,10 @@ def as_tensor(body: memoryview, dtype: torch.dtype, count: int, *, offset: int =
 
 def check_input(tensor: Tensor, *, on_device: bool = False) -> Tensor:
     """Return the tensor detached from autograd. CodecError unless it is fp32 or bf16 on the CPU, or, for codecs that
-    work `on_device`, anywhere.
+    work `on_device`, on one of `DEVICES`.
     """
     known = tensor.dtype in (torch.float32, torch.bfloat16)
-    if not known or not (on_device or tensor.device.type == CPU.type):
+    if not known or tensor.device.type not in (CPU.type, *(DEVICES if on_device else ())):
         raise CodecError(
             f"cannot encode a {tensor.dtype} tensor on {tensor.device}: a codec takes float32 or bfloat16 on the CPU"
         )
