@@ -737,8 +737,6 @@ class Cell(Trained):
             raise ValueError("compute is measured, which only live cells can be; a played cell is calibrated or paced")
         if self.timing == "live" and self.training.checkpoint_every is not None:
             self._check_live_checkpoints()
-        if self.training.device != "cpu":
-            self._check_device()
         if self.timing == "live" and self.played_steps is not None:
             raise ValueError("played_steps applies to played cells only; set training.steps for a live cell")
         if self.timing == "live" and self.clock == "virtual":
@@ -753,19 +751,6 @@ class Cell(Trained):
         if self.clock == "virtual" and self.engine != "netem":
             raise ValueError(f"engine is {self.engine!r}, but links on the virtual clock use netem")
         return self
-
-    def _check_device(self) -> None:
-        on = f"training.device is {self.training.device!r}"
-        if self.timing == "live":
-            raise ValueError(f"{on}, but each node of a live cell trains on a core of its own: use timing = 'played'")
-        if self.job is not None:
-            raise ValueError(f"{on}, but jobs of a table `job` train on the CPU: remove it")
-        if isinstance(self.compute, Calibrated) or self.codec_cost == "host":
-            raise ValueError(
-                f"{on}, but calibrated compute, and codec_cost 'host', are timed on one core of this machine: state "
-                "compute.mode = 'paced' with a device, for example compute.device = 'h200', and codec_cost = 'device' "
-                "or 'zero'"
-            )
 
     def _check_live_checkpoints(self) -> None:
         data = self.data

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from testbed.codecs.catalogue import table
 from testbed.codecs.contract import Context, MessageKey
@@ -17,13 +18,14 @@ from testbed.codecs.make import make
 from testbed.codecs.sparse.positions import Form, LargestInRows, PositionCoding, largest_on
 from testbed.codecs.wire.header import DevicePayload
 from testbed.codecs.wrap import works_on_devices
-from testbed.errors import CapabilityError, CodecError
+from testbed.errors import CapabilityError, CodecError, SpecError
 from testbed.jobs.kind import Setting
 from testbed.message_key import Direction
 from testbed.records import TrainingRecord
 from testbed.results import Run, checkpoint_steps
-from testbed.spec import Cell, ImagesSpec, Paced, Recipe, recipe_of
+from testbed.spec import ImagesSpec, Recipe, recipe_of
 from testbed.sweep import trainings
+from testbed.sweep.resolve import resolve_cell
 from testbed.training import accelerator
 from testbed.training.alone import AloneJob, train_alone
 from testbed.training.kinds import training_of
@@ -267,18 +269,47 @@ def test_the_device_is_part_of_an_id_only_if_it_is_not_the_cpu() -> None:
 
 
 def test_only_played_cells_with_stated_durations_train_on_a_gpu() -> None:
-    cell = a_cell(2)
-    training = cell.training.model_copy(update={"device": "cuda"})
-    paced = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=1, source="stated")
-    played = {"timing": "played", "compute": paced, "codec_cost": "zero"}
-    assert Cell(**{**dict(cell), **played, "training": training}).training.device == "cuda"
+    stated: dict[str, Any] = {
+        "workload": {
+            "model": "gpt2-nano",
+            "text": "bundled",
+            "sequence_length": 8,
+            "batch_size": 4,
+            "validation_batches": 1,
+        },
+        "pipeline": {"stages": 2, "microbatches": 2, "schedule": "1f1b", "in_flight": 2},
+        "optimiser": {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.99, "clip_norm": 1.0},
+        "training": {"steps": 2, "warmup_steps": 0, "seed": 0, "evaluate_every": 0, "device": "cuda"},
+        "compute": {"mode": "paced", "device": "h200"},
+        "codec_cost": "zero",
+        "profile": "cable",
+        "codec": "int8",
+        "topology": "star",
+    }
+    assert resolve_cell(stated, "netem", "here").training.device == "cuda"
     for changes, why in (
         ({"timing": "live", "codec_cost": "host"}, "a live cell"),
         ({"compute": {"mode": "calibrated"}}, "timed on one core"),
         ({"codec_cost": "host"}, "timed on one core"),
     ):
-        with pytest.raises(ValidationError, match=why):
-            Cell(**{**dict(cell), **played, "training": training, **changes})
+        with pytest.raises(SpecError, match=f"here: training.device is 'cuda', but .*{why}"):
+            resolve_cell({**stated, **changes}, "netem", "here")
+
+
+def test_a_gpu_is_set_up_to_repeat() -> None:
+    program = """if True:
+        import os, torch
+        from testbed.training import accelerator
+        torch.cuda.is_available = lambda: True
+        told = type("Recipe", (), {"training": type("Training", (), {"device": "cuda"})})
+        assert accelerator.device_of(told) == torch.device("cuda", 0)
+        kernels, cudnn = torch.backends.cuda, torch.backends.cudnn
+        assert kernels.math_sdp_enabled()
+        assert not (kernels.flash_sdp_enabled() or kernels.mem_efficient_sdp_enabled() or kernels.cudnn_sdp_enabled())
+        assert not (kernels.matmul.allow_tf32 or cudnn.allow_tf32 or cudnn.benchmark)
+        assert cudnn.deterministic and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.usefixtures("tiny_models")
