@@ -4,6 +4,7 @@
 #               all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). Tests decided by time run in
 #               a guest with a virtual clock
 # make examples test what needs hivemind, Flower, torchft, ns-3 or Ray, in an environment of its own; needs no root
+# make gpu-checks  check a GPU: tests, speed, losses, codecs, a training; at most 25 minutes; needs a torch with CUDA
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #
@@ -36,7 +37,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP := .venv/bin/python $(INSTALL) --constraint constraints.txt
 PIP_EXAMPLES := .venv-examples/bin/python $(INSTALL) --constraint examples/constraints.txt
 
-.PHONY: help sweep check test examples lint clean FORCE
+.PHONY: help sweep check test examples gpu-checks lint clean FORCE
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -54,6 +55,9 @@ examples: .venv-examples/.made
 	TESTBED_PART=all TESTBED_REQUIRE='hivemind,flower,torchft,ns3,ray,$(TESTBED_REQUIRE)' .venv-examples/bin/python -m pytest --durations=5 \
 	  -m 'hivemind or flower or torchft or ns3 or ray' tests/examples tests/torch_codecs tests/ns3 tests/sweep/test_ray_cluster.py \
 	  $(ARGS)
+
+gpu-checks: .venv/.test
+	.venv/bin/python -m tests.gpu_checks $(ARGS)
 
 lint: .venv/.lint
 	.venv/bin/ruff check .

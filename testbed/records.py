@@ -173,6 +173,19 @@ class Floors(NamedTuple):
     """Of the tokens that follow each token."""
 
 
+class TrainedOn(Frozen):
+    """The device of a training that did not run on the CPU."""
+
+    device: str
+    """Its name."""
+    driver: str
+    """Version of its driver; empty: unknown."""
+    cuda: str
+    """CUDA version that torch was built with."""
+    copied: tuple[str, ...] = ()
+    """Codecs that work only on the CPU: their messages were copied there and back."""
+
+
 class TrainingRecord(Frozen):
     """A successful training in one process (`training.alone`)."""
 
@@ -196,6 +209,8 @@ class TrainingRecord(Frozen):
     resumed: tuple[int, ...] = Field(default=(), exclude_if=operator.not_)
     """Steps at which it was resumed from a checkpoint. The peak memory is the last process's, and steps that
     were repeated count once in `seconds`."""
+    trained_on: TrainedOn | None = Field(default=None, exclude_if=is_none)
+    """None: the CPU."""
 
 
 # ------------------------------------------------------------------ calibration.json

@@ -31,6 +31,7 @@ RINGS: Final[tuple[Exchange, ...]] = ("all-reduce", "all-gather")
 Topology = Literal["star", "line"]
 Timing = Literal["live", "played"]
 Clock = Literal["virtual", "real"]
+TrainingDevice = Literal["cpu", "cuda"]
 ScheduleName = Literal["gpipe", "1f1b"]
 RtoMaxMs = Annotated[int | None, Field(ge=1000, le=120_000)]
 """Longest time after which TCP sends again what was not acknowledged, in milliseconds; None: the kernel's, 120 s. It
@@ -482,6 +483,9 @@ class TrainingSpec(Frozen):
     checkpoint_every: int | None = Field(default=None, ge=1, exclude=True)
     """Steps between checkpoints, from which a killed training is resumed; None: none. In no record and no id, because
     it changes no result."""
+    device: TrainingDevice = Field(default="cpu", exclude_if=lambda value: value == "cpu")
+    """Where all nodes are trained, in one process: on one core, or on a GPU, whose sums are rounded otherwise; played
+    cells only. What the nodes of a cell compute with is its `compute`."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> TrainingSpec:

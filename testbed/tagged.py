@@ -1,7 +1,7 @@
 """A state of tensors and plain values in two files that hold no code: NAME.safetensors, and NAME.json for all else.
 
 JSON has no tuples, bytes, keys that are numbers, or tensors, so each of these is an object with one key, its tag.
-Reading returns what was written, to the bit and the type, in memory of its own.
+Reading returns what was written, to the bit, the type and the device, in memory of its own.
 """
 
 from __future__ import annotations
@@ -84,15 +84,17 @@ def _tagged(value: Any, tensors: dict[str, Tensor], known: dict[Any, Any], types
         case Tensor():
             strides: tuple[int, ...] = value.stride()
             order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
-            of = (value.data_ptr(), value.dtype, value.shape, strides) if value.numel() else len(known)
+            here = value.device.type == "cpu"
+            of = (value.data_ptr(), value.dtype, value.shape, strides) if value.numel() and here else len(known)
             if of not in known:
                 known[of] = str(len(tensors))
-                dense = value.detach().permute(order).contiguous()
+                dense = value.detach().cpu().permute(order).contiguous()
                 # Copied only where its memory holds more than it: files take no tensors that share memory.
                 memory = dense.untyped_storage()
                 whole = memory.nbytes() == dense.nbytes and known.setdefault(memory.data_ptr(), of) == of
                 tensors[known[of]] = dense if whole else dense.clone()
-            return {"tensor": known[of], **({} if order == sorted(order) else {"order": order})}
+            on = {} if here else {"on": str(value.device)}
+            return {"tensor": known[of], **({} if order == sorted(order) else {"order": order}), **on}
     raise SpecError(
         f"cannot save a {type(value).__module__}.{type(value).__qualname__}: a state holds tensors, numbers, texts, "
         "bytes, None, and lists, tuples and dictionaries of these"
@@ -112,10 +114,11 @@ def _untagged(value: Any, tensors: Mapping[str, Tensor], types: Mapping[str, Any
             return types[name](*map(untagged, parts))
         case {"dict": items}:
             return dict(untagged(items))
-        case {"tensor": str(name), **order}:
+        case {"tensor": str(name), **more}:
             # A clone has the alignment of torch's allocations, on which rounding depends.
-            axes: list[int] = list(order.get("order", range(tensors[name].ndim)))  # type: ignore[call-overload]
-            return tensors[name].clone().permute([axes.index(axis) for axis in range(len(axes))])
+            axes: list[int] = list(more.get("order", range(tensors[name].ndim)))  # type: ignore[call-overload]
+            dense = tensors[name].clone().to(str(more.get("on", "cpu")))
+            return dense.permute([axes.index(axis) for axis in range(len(axes))])
         case {"bytes": name}:
             return tensors[name].numpy().tobytes()
         case {"bytearray": name}:

@@ -38,6 +38,9 @@ class Codec(Protocol):
     The ends share only the payload and the message key. State advances from decoded values only, so it is bit-identical
     at both ends; a method that raises leaves it unchanged. Randomness comes from `wire.noise`, never from a global
     generator.
+
+    A class of this package that states `on_device = True` also takes tensors on a GPU (`wrap.works_on_devices`): its
+    payload is then a `wire.header.DevicePayload`, whose values stay there. Others get copies on the CPU.
     """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:

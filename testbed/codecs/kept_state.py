@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from testbed.codecs.wire.header import DeviceMessage, DevicePayload
 from testbed.codecs.wrap import parts_of, walk
 from testbed.errors import SpecError
 
-_PLAIN = (type(None), bool, int, float, str, bytes, bytearray, memoryview, Tensor)
+_PLAIN = (type(None), bool, int, float, str, bytes, bytearray, memoryview, Tensor, DevicePayload, DeviceMessage)
 
 
 def state_of(it: Any) -> Any:
@@ -119,5 +120,5 @@ def digest_of(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()

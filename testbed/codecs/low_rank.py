@@ -46,6 +46,7 @@ class PowerSGD(BodyCodec):
     because P is made orthonormal in every message.)
     """
 
+    on_device = True
     code = 46
 
     def __init__(
@@ -88,7 +89,7 @@ class PowerSGD(BodyCodec):
             m = m / scale
         else:
             scale = 1.0
-        p = bases.orthonormal(m @ self._start(key, m.shape[1], _rank_in(x.shape, self._rank)))
+        p = bases.orthonormal(m @ self._start(key, m.shape[1], _rank_in(x.shape, self._rank)).to(m.device))
         q = m.T @ p
         if self._warm:
             self._starts[key.phase] = q
@@ -122,7 +123,7 @@ class PowerSGD(BodyCodec):
             gone = lengths < _SMALLEST
             if not bool(gone.any()):
                 return held.div(lengths)
-            return torch.where(gone, self._draw(key, width, rank), held / lengths.clamp_min(_SMALLEST))
+            return torch.where(gone, self._draw(key, width, rank).to(held.device), held / lengths.clamp_min(_SMALLEST))
         return self._draw(key, width, rank)
 
     def _draw(self, key: MessageKey, width: int, rank: int) -> Tensor:

@@ -18,6 +18,8 @@ class WarmUp:
     Law: the inner codec's, after the warm-up. State: the inner codec's, which sees no earlier message.
     """
 
+    on_device = True
+
     def __init__(self, context: Context, inner: Codec, steps: int) -> None:
         """Messages of the first `steps` steps are sent as fp32."""
         self.inner, self._first, self._steps = inner, Fp32(context), steps

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.nn import Module
 
 from testbed.codecs.contract import Codec, Hook, MessageKey, Payload, Stateful
+from testbed.codecs.wire.header import DevicePayload, cut_head
 from testbed.errors import CodecError
 from testbed.message_key import Side
 
 Capability = TypeVar("Capability")
+_OURS = f"{__package__}."
 
 
 def parts_of(codec: object) -> Mapping[str, Codec]:
@@ -54,6 +56,13 @@ def capability(codec: object, kind: type[Capability]) -> Capability | None:
 def parts_with(parts: Mapping[str, Codec], kind: type[Capability]) -> dict[str, Capability]:
     """Return the `capability` of each part, by name, without the parts that have none."""
     return {name: able for name, part in parts.items() if (able := capability(part, kind)) is not None}
+
+
+def works_on_devices(codec: object) -> bool:
+    """Return whether a codec, with all inside it, takes and returns tensors on any device. Subclasses from elsewhere
+    do not inherit it, because they may use numpy.
+    """
+    return all(getattr(part, "on_device", False) and type(part).__module__.startswith(_OURS) for part in walk(codec))
 
 
 class States:
@@ -181,20 +190,27 @@ HEADER_BYTES = _HEADER.size
 
 
 def frame(code: int, *bodies: Payload, kind: int = 0, visit: int = 0) -> Payload:
-    """Return a wrapper's payload: body code, its own kind, visit number and a zero byte, then the bodies, copied."""
-    return b"".join((_HEADER.pack(code, kind, visit, 0), *bodies))
+    """Return a wrapper's payload: body code, its own kind, visit number and a zero byte, then the bodies, copied. The
+    last may be on a device, where it stays.
+    """
+    last: Any = bodies[-1]
+    heads = (_HEADER.pack(code, kind, visit, 0), *bodies[:-1])
+    if isinstance(last, DevicePayload):
+        framed: Any = DevicePayload(bytearray().join((*heads, last.head)), last.body)
+        return framed  # type: ignore[no-any-return]
+    return b"".join((*heads, last))
 
 
-def open_frame(payload: Payload, code: int) -> tuple[int, int, memoryview]:
+def open_frame(payload: Payload, code: int) -> tuple[int, int, Any]:
     """Return (kind, visit, the rest as a view). CodecError for bytes that `frame` does not write with this code."""
-    view = memoryview(payload)
+    view = memoryview(payload.head if isinstance(payload, DevicePayload) else payload)
     view = view.cast("B") if view.contiguous and view.nbytes else memoryview(b"")
     if len(view) < _HEADER.size:
         raise CodecError(f"cannot decode a payload of {len(view)} bytes: a wrapper's header has {_HEADER.size}")
     written, kind, visit, zero = _HEADER.unpack_from(view)
     if written != code or zero:
         raise CodecError(f"cannot decode a payload that begins {view[:4].hex(' ')}: expected body code {code}")
-    return kind, visit, view[_HEADER.size :]
+    return kind, visit, cut_head(payload if isinstance(payload, DevicePayload) else view, _HEADER.size)[1]
 
 
 def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size) -> Tensor:

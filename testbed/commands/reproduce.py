@@ -19,7 +19,7 @@ from rich.rule import Rule
 
 from testbed import paths, process
 from testbed.commands.cluster import AddressFlag, ExecutorFlag, RuntimeEnvFlag, cluster_words
-from testbed.commands.console import ResultsFlag, err, out, say, table
+from testbed.commands.console import DeviceFlag, ResultsFlag, err, out, say, table
 from testbed.errors import TestbedError, UnknownNameError
 from testbed.units import format_duration
 
@@ -46,6 +46,7 @@ def reproduce(
         bool, typer.Option("--quick", help="Run the short forms, in a separate folder, to check that everything works.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Run finished programs again.")] = False,
+    device: DeviceFlag = "",
     results: ResultsFlag = Path("results"),
     executor: ExecutorFlag = "local",
     address: AddressFlag = None,
@@ -69,7 +70,7 @@ def reproduce(
     for name in wanted:
         experiment = load_reproduction(name, results, quick=quick)
         out.print(Rule(name, align="left"), width=min(out.width, _RULE))
-        if status := _make(experiment, cluster, quick=quick, again=again):
+        if status := _make(experiment, cluster, quick=quick, again=again, device=device):
             failed[name] = status
         else:
             _print_verdicts(experiment, quick=quick)
@@ -81,7 +82,7 @@ def reproduce(
 
 
 # ------------------------------------------------------------------ steps
-def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, again: bool) -> int:
+def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, again: bool, device: str) -> int:
     """Run the steps of an experiment; return the exit status of the first that fails, or 0. `cluster`: flags of the
     cluster for sweeps and predictions.
     """
@@ -96,7 +97,8 @@ def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, agai
         if step.keeps and not again and stamp.is_file() and stamp.read_text("utf8") == experiment.stamp(step):
             say(f"{step.words[0]}: done before; --again runs it again")
             continue
-        command = [*step.command(experiment.all_results, quick=quick), *(cluster if step.sweep is not None else ())]
+        command = step.command(experiment.all_results, quick=quick, device=device)
+        command += cluster if step.sweep is not None else ()
         say(f"$ {shlex.join(command)}")
         began = time.monotonic()
         # A program may lie in the current folder, whose code root does not run for sudo.

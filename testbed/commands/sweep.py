@@ -22,6 +22,7 @@ from testbed.commands.cluster import (
 )
 from testbed.commands.console import (
     ClockFlag,
+    DeviceFlag,
     EngineFlag,
     ExcludeFlag,
     OnlyFlag,
@@ -40,7 +41,7 @@ from testbed.commands.console import (
 from testbed.errors import CapabilityError, ResultsError, SpecError, StageError, TestbedError, UserError
 from testbed.profiles import split_networks
 from testbed.records import Calibration
-from testbed.spec import Timing
+from testbed.spec import Timing, TrainingDevice
 
 if TYPE_CHECKING:
     from testbed.sweep.conduct import Agenda
@@ -57,6 +58,7 @@ def plan(
     engine: EngineFlag = "",
     clock: ClockFlag = "",
     timing: TimingFlag = "",
+    device: DeviceFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     overrides: SetFlag = [],  # noqa: B006
@@ -70,7 +72,7 @@ def plan(
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
-    choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats)
+    choice = planning.Choice(quick, _with_flags(timing, device, overrides), only, exclude, repeats)
     folder = results / loaded.name
     stored.check_folder(folder, to_write=False)
     agenda, means = _agenda(loaded, choice, folder, engine, clock, again=again)
@@ -79,11 +81,14 @@ def plan(
     planned.print_plan(agenda, folder, again=again)
 
 
-def _with_timing(timing: str, overrides: list[str]) -> list[str]:
-    """Return the overrides, preceded by the flag --timing if given."""
+def _with_flags(timing: str, device: str, overrides: list[str]) -> list[str]:
+    """Return the overrides, preceded by the flags --timing and --device if given."""
     if timing:
         one_of("timing", timing, get_args(Timing))
-    return [*([f"timing={timing}"] if timing else []), *overrides]
+    if device:
+        one_of("device", device, get_args(TrainingDevice))
+    flags = {"timing": timing, "training.device": device}
+    return [*(f"{name}={value}" for name, value in flags.items() if value), *overrides]
 
 
 def _agenda(
@@ -140,6 +145,7 @@ def run(
     engine: EngineFlag = "",
     clock: ClockFlag = "",
     timing: TimingFlag = "",
+    device: DeviceFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     overrides: SetFlag = [],  # noqa: B006
@@ -164,7 +170,7 @@ def run(
     if quick:
         alone["quick"] = {"cell": loaded.quick.get("cell", {})}
     alone["live_checks"] = 0
-    choice = planning.Choice(quick, _with_timing(timing, [*chosen_flags, *overrides]))
+    choice = planning.Choice(quick, _with_flags(timing, device, [*chosen_flags, *overrides]))
     _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again=True, report=False)
 
 
@@ -173,6 +179,7 @@ def sweep(
     engine: EngineFlag = "",
     clock: ClockFlag = "",
     timing: TimingFlag = "",
+    device: DeviceFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     again: AgainFlag = False,
@@ -204,7 +211,7 @@ def sweep(
 
     environment = check_cluster_flags(executor, address, runtime_env)
     loaded = planning.load_experiment(experiment)
-    choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats, cell)
+    choice = planning.Choice(quick, _with_flags(timing, device, overrides), only, exclude, repeats, cell)
 
     if executor == "ray":
         if live_checks:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, ObservesLink, Paired, ReportsChoice
 from testbed.codecs.dense.cast import Fp32
-from testbed.codecs.wrap import States, capability
+from testbed.codecs.wire.header import CPU, DevicePayload
+from testbed.codecs.wrap import States, capability, works_on_devices
 from testbed.errors import UserError
 from testbed.message_key import Side, incoming, outgoing
 from testbed.nodes.bucket import fixed_bytes, memory_of
@@ -33,14 +35,16 @@ class Boundary:
         seed: int,
         make: Callable[[Context], Codec],
         measure: Callable[[], Carried] | None,
+        device: torch.device = CPU,
     ) -> None:
         """`side` is the neighbour's side. `index` counts boundaries (0 lies between the stages 0 and 1); `make` makes a
         codec. `measure` starts to measure the link to the neighbour, for codecs that observe it; UserError if such a
-        codec has none.
+        codec has none. Tensors are on `device`; codecs that work only on the CPU get copies.
         """
-        self._side = side
+        self._side, self._device = side, device
         out, back = (Context(seed=seed, boundary=index, direction=way(side)) for way in (outgoing, incoming))
         self._encoder, self._decoder = make(out), make(back)
+        self._copies = device.type != CPU.type and not works_on_devices(self._encoder)
         forward, backward = (
             (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
         )
@@ -75,23 +79,27 @@ class Boundary:
         """Return the length of every payload of tensors of a shape; None if it depends on more than the shape."""
         return fixed_bytes(self._encoder if out else self._decoder, shape)
 
-    def decode(self, payload: memoryview, key: MessageKey) -> Tensor:
+    def decode(self, payload: Any, key: MessageKey) -> Tensor:
         """Decode the neighbour's tensor. Raises the codec's CodecError."""
         tensor = (self._plain_decoder if key.phase == "uncompressed" else self._decoder).decode(payload, key)
+        if self._device.type != CPU.type:
+            return tensor.to(self._device)
         return tensor.clone() if tensor.data_ptr() % _ALIGNMENT_BYTES else tensor
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> tuple[memoryview, str | None]:
+    def encode(self, tensor: Tensor, key: MessageKey) -> tuple[Any, str | None]:
         """Return the bytes for the neighbour, and the codec's choice if it makes one. Raises the codec's CodecError."""
         if key.phase == "uncompressed":
             return _as_bytes(self._plain_encoder.encode(tensor, key)), None
         if self._observed is not None:
             observer, carried = self._observed
             observer.observe(*carried.read())
-        payload = self._encoder.encode(tensor, key)
+        payload = self._encoder.encode(tensor.cpu() if self._copies else tensor, key)
         return _as_bytes(payload), None if self._choosing is None else self._choosing.choice
 
 
-def _as_bytes(payload: bytes | bytearray | memoryview) -> memoryview:
-    """Return a payload as bytes, so that its length is its size."""
+def _as_bytes(payload: Any) -> Any:
+    """Return a payload as bytes, so that its length is its size; as it is if it is on a device."""
+    if isinstance(payload, DevicePayload):
+        return payload
     view = memoryview(payload)
     return view.cast("B") if view.nbytes else memoryview(b"")

@@ -19,7 +19,8 @@ from testbed.codecs.contract import Codec, Context, Payload, Stateful
 from testbed.codecs.kept_state import load_into, state_of
 from testbed.codecs.make import build_codec
 from testbed.codecs.memory.feedback import Feedback
-from testbed.codecs.wrap import States, capability, parts_with, size_of
+from testbed.codecs.wire.header import CPU, DeviceMessage
+from testbed.codecs.wrap import States, capability, parts_with, size_of, works_on_devices
 from testbed.errors import CodecError
 from testbed.message_key import Direction, MessageKey
 from testbed.nodes.fragments import SMALL
@@ -93,11 +94,13 @@ class Bucket:
         self.change(state["codec"])
         load_into(self._codecs, state["codecs"])
 
-    def encode(self, tensors: Sequence[Tensor], step: int, numbers: Sequence[int] | None = None) -> bytes:
+    def encode(self, tensors: Sequence[Tensor], step: int, numbers: Sequence[int] | None = None) -> Any:
         """Encode a worker's fp32 tensors as the payload of that step's message. CodecError as from the codecs.
 
         `numbers`: the indices of these tensors, in order, if the message does not contain all.
         """
+        if tensors and tensors[0].device.type != CPU.type:
+            return self._encode_on(tensors, self._all(numbers), _key(step))
         parts: list[Payload] = []
         small = []
         for number, tensor in zip(self._all(numbers), tensors, strict=True):
@@ -110,8 +113,23 @@ class Bucket:
             parts.append(torch.cat(small).numpy().tobytes())
         return b"".join(parts)
 
-    def decode(self, payload: Payload, step: int, numbers: Sequence[int] | None = None) -> list[Tensor]:
+    def _encode_on(self, tensors: Sequence[Tensor], numbers: Sequence[int], key: MessageKey) -> DeviceMessage:
+        """Encode tensors that are on a device; codecs that work only on the CPU get copies."""
+        parts: list[Any] = []
+        for number, tensor in zip(numbers, tensors, strict=True):
+            codec = self._codecs.get(number)
+            own = tensor if codec is None or works_on_devices(codec) else tensor.cpu()
+            parts.append(tensor.detach().clone() if codec is None else codec.encode(own, key))
+        return DeviceMessage(str(tensors[0].device), tuple(parts))
+
+    def _decode_on(self, number: int, part: Any, device: str, key: MessageKey) -> Tensor:
+        return part.clone() if isinstance(part, Tensor) else self._codecs[number].decode(part, key).to(device)
+
+    def decode(self, payload: Any, step: int, numbers: Sequence[int] | None = None) -> list[Tensor]:
         """Decode a payload into new tensors. CodecError if it does not fit these tensors, or as from the codecs."""
+        if isinstance(payload, DeviceMessage):
+            sent = zip(self._all(numbers), payload.parts, strict=True)
+            return [self._decode_on(*each, payload.device, _key(step)) for each in sent]
         view, at, decoded = memoryview(payload), 0, dict[int, Tensor]()
         for tensor in self._all(numbers):
             if (codec := self._codecs.get(tensor)) is None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from testbed.codecs.wire.header import CPU
 from testbed.nodes.worker import Evaluated, Learner
 from testbed.spec import Recipe, TextSpec
 from testbed.workloads.build_stage import build_stage
@@ -64,15 +65,15 @@ class ImagesLearner:
     def loss(self, batch: int, part: int) -> Tensor:
         """Return the mean cross-entropy in nats over a part of the worker's batch number `batch`."""
         chosen = np.split(self.batches.batch(batch), self.parts)[part]
-        return batch_loss(self.model, self._images.train.at(chosen))
+        return batch_loss(self.model, self._images.train.at(chosen).to(self.parameters[0].device))
 
     def evaluate(self) -> Evaluated:
         """Evaluate on all test images."""
-        return Evaluated(*score(self.model, self._images.test))
+        return Evaluated(*score(self.model, self._images.test.to(self.parameters[0].device)))
 
 
-def learner_of(recipe: Recipe, number: int, *, vocabulary: int, tokens: str) -> Learner:
-    """Build one worker's model and open its data; for the other arguments see `training.alone.AloneJob`.
+def learner_of(recipe: Recipe, number: int, *, vocabulary: int, tokens: str, device: torch.device = CPU) -> Learner:
+    """Build one worker's model, on a device, and open its data; for the other arguments see `training.alone.AloneJob`.
 
     All workers start with the same weights. SpecError for more workers than images.
     """
@@ -81,12 +82,13 @@ def learner_of(recipe: Recipe, number: int, *, vocabulary: int, tokens: str) -> 
     each = recipe.pipeline.microbatches * recipe.pipeline.accumulation
     counts = [part * each for part in recipe.data.parts]
     if isinstance(spec, TextSpec):
-        model = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=vocabulary)
+        model = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=vocabulary).to(device)
         data = Data(np.load(tokens, mmap_mode="r"), spec, seed)
+        data.device = device
         first = sum(counts[:number])
         return TextLearner(counts[number], first, sum(counts), model, data, spec.validation_batches)
     every = images(spec.images, Path(tokens))
     shard = divide(every.train.labels.numpy(), recipe.data.parts, alpha=spec.alpha, seed=seed)[number]
     size = spec.batch_size * counts[number] // sum(counts)
     batches = ShardBatches(shard, size, seed=seed, worker=number)
-    return ImagesLearner(build_network(spec.model, every, seed), batches, every, counts[number])
+    return ImagesLearner(build_network(spec.model, every, seed).to(device), batches, every, counts[number])

@@ -151,8 +151,8 @@ class Optimiser:
         """Return the squared norm of each parameter's gradient. Norms are fp32, as in clip_grad_norm_: fp64 is 15 times
         slower.
         """
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        return [torch.linalg.vector_norm(gradient).item() ** 2 for gradient in gradients]
+        norms = [torch.linalg.vector_norm(p.grad) for p in self._parameters if p.grad is not None]
+        return [norm**2 for norm in torch.stack(norms).cpu().tolist()] if norms else []  # a device is waited for once
 
     def message(self) -> list[Tensor]:
         """Remove the gradients and return the tensors that a worker sends, by parameter: the gradients; or, once the

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Hook
+from testbed.codecs.wire.header import DevicePayload
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.recorder import Said
 from testbed.message_key import MessageKey, Phase
@@ -140,7 +141,7 @@ class StageNode:
         key, payload = message.key, message.payload
         boundary = self._upstream if key.what == "activation" else self._downstream
         assert boundary is not None
-        assert isinstance(payload, memoryview)
+        assert isinstance(payload, memoryview | DevicePayload)
         return boundary.decode(payload, self._message_key(key))
 
     # ------------------------------------------------------------------ a step, an evaluation

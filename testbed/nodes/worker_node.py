@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Payload
+from testbed.codecs.wire.header import DeviceMessage
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.decision import Decision, Decisions
 from testbed.jobs.recorder import Said
@@ -37,7 +37,7 @@ class _Whole:
         place.
         """
         self._own, self._senders, self._sender, self._weights = own, senders, sender, weights
-        self._given: dict[int, bytes] = {}
+        self._given: dict[int, Any] = {}
         """Its own messages, by step, until this place decodes them."""
 
     def encode(self, key: Key, value: Tensors) -> Encoded:
@@ -46,7 +46,7 @@ class _Whole:
             self._given[key.step] = payload
         return Encoded(payload, self._own.raw_bytes)
 
-    def decode(self, key: Key, payload: Payload) -> Tensors:
+    def decode(self, key: Key, payload: Any) -> Tensors:
         payload = self._given.pop(key.step, payload) if key.origin == self._sender else payload
         return self._senders[key.origin].decode(payload, key.step)
 
@@ -86,7 +86,7 @@ class _Parts:
         bucket = self._buckets[key.part]
         return Encoded(bucket.encode([value], key.step), bucket.raw_bytes)
 
-    def decode(self, key: Key, payload: Payload) -> Tensor:
+    def decode(self, key: Key, payload: Any) -> Tensor:
         return self._buckets[key.part].decode(payload, key.step)[0]
 
     def change(self, codecs: Sequence[str], *, own: bool) -> None:
@@ -173,7 +173,7 @@ class ExchangeNode:
         for message in messages:
             of = in_turn(self._messages, message.key.step)
             of.change(self.decisions.at(message.key.step).codecs, own=False)
-            assert isinstance(message.payload, bytes | memoryview)
+            assert isinstance(message.payload, bytes | memoryview | DeviceMessage)
             values.append(of.decode(message.key, message.payload))
         return values
 

@@ -58,6 +58,7 @@ def settings_words(group: Group) -> str:
         for key, values in group.own.items()
     ]
     lines += [f"per codec: {'; '.join(own)}"] if own else []
+    lines += ["trained on a GPU: training.json of each recipe states which"] if cell.training.device != "cpu" else []
     environments = [result.run.environment for entry in group.entries for result in entry.results]
     machines = _distinct(filter(None, map(machine_words, environments)))
     return "\n".join([*lines, f"{'; '.join(machines) or 'the machine was not recorded'}; {_counts(group)}"])

@@ -67,13 +67,13 @@ class Step(NamedTuple):
         """Whether its file lists predicted cells."""
         return self.sweep is not None and self.sweep.name == CELLS
 
-    def command(self, results: Path, *, quick: bool) -> list[str]:
-        """Return the command to execute. `results` holds the results of all experiments."""
+    def command(self, results: Path, *, quick: bool, device: str = "") -> list[str]:
+        """Return the command to execute. `results` holds the results of all experiments; sweeps train on `device`."""
         testbed = [sys.executable, "-P", "-m", "testbed"]
         if self.sweep is not None:
             verb, more = ("predict", []) if self.predicts else ("sweep", ["--live-checks", "0", "--no-report"])
-            short = ["--quick", *more]
-            flags = ["--results", str(results), *(short if quick else [])]
+            flags = ["--results", str(results), *(["--quick", *more] if quick else [])]
+            flags += ["--device", device] if device and not self.predicts else []
             return [*testbed, verb, str(self.sweep), *flags, *self.words[1:]]
         if self.program is not None:
             return [sys.executable, str(self.program), *self.words[1:]]

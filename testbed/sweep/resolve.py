@@ -122,6 +122,7 @@ def resolve_cell(
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
     _check_frozen(cell, where)
+    _check_device(cell, where)
     if cell.codec_rates is not None:
         try:  # fail before training: the device cost of some codecs is unknown
             if isinstance(cell.parallelism, DataParallelSpec):
@@ -221,6 +222,23 @@ def _check_data_means(
         raise SpecError(
             f"{where}: data parallel workers do not synchronise at each step, so a live worker cannot announce that "
             "the target loss is reached; remove training.target_loss, or set timing = 'played'"
+        )
+
+
+def _check_device(cell: Cell, where: str) -> None:
+    """Raise SpecError for a cell that cannot be trained on the device that it states."""
+    on = f"{where}: training.device is {cell.training.device!r}"
+    if cell.training.device == "cpu":
+        return
+    if cell.timing == "live":
+        raise SpecError(f"{on}, but each node of a live cell trains on a core of its own; set timing = 'played'")
+    if cell.job is not None:
+        raise SpecError(f"{on}, but jobs of a table `job` train on the CPU; remove it")
+    if isinstance(cell.compute, Calibrated) or cell.codec_cost == "host":
+        raise SpecError(
+            f"{on}, but calibrated compute, and codec_cost 'host', are timed on one core of this machine; set "
+            "compute.mode = 'paced' and a device, for example compute.device = 'h200', and codec_cost = 'device' or "
+            "'zero'"
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from testbed import forks, manifest, paths, results
 from testbed.codecs.catalogue import placement
-from testbed.errors import ResultsError, TestbedError, UserError
+from testbed.errors import CapabilityError, ResultsError, TestbedError, UserError
 from testbed.jobs.pipeline import orders_of
 from testbed.records import Floors, ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
@@ -64,6 +64,15 @@ def check_trainable(recipe: Recipe) -> None:
         )
 
 
+def check_gpu() -> None:
+    """Raise CapabilityError unless torch can train on a GPU of this machine: another program asks, as this has none."""
+    task = Task("gpu", "testbed.training.accelerator", (), 0, "train on a GPU")
+    with closing(execute([task], options=host_options())) as ended:
+        (result,) = ended
+    if result.error is not None:
+        raise CapabilityError(str(result.error))
+
+
 def train_missing(
     recipes: Iterable[Recipe],
     folder: Path,
@@ -76,8 +85,9 @@ def train_missing(
     """Train the recipes that have no finished training in an experiment's result folder.
 
     `prepare` prepares the data of a workload (`controller.prepare`), once per text. UserError before anything starts
-    if a recipe cannot be trained without a network. A failed training affects only its own recipe. Ctrl-C ends all.
-    On a cluster no training has checkpoints: they would be lost with the machine that wrote them.
+    if a recipe cannot be trained without a network, or on the device that it states; on a cluster that is the CPU. A
+    failed training affects only its own recipe. Ctrl-C ends all. On a cluster no training has checkpoints: they would
+    be lost with the machine that wrote them.
     """
     wanted = {recipe.id: recipe for recipe in recipes}
     for recipe in wanted.values():
@@ -97,21 +107,31 @@ def train_missing(
         if not cluster and recipe.training.checkpoint_every and results.checkpoint_steps(home / f".{recipe.id}.draft"):
             progress.note(f"the training {recipe.id} resumes from its newest valid checkpoint")
     if missing:
+        if any(recipe.training.device != "cpu" for recipe in missing):
+            if cluster is not None:
+                raise UserError(
+                    "cannot train on the GPUs of a cluster: its tasks use cores only; choose --executor local, or "
+                    "--device cpu"
+                )
+            check_gpu()
         results.make_folder(home)
         if cluster is None:
             forks.start(host_environment())  # torch loads while texts are prepared
         try:
             by_name = {recipe.id: recipe for recipe in missing}
             tasks = _tasks(missing, home, prepare, checkpoints=cluster is None)
-            if cluster is None:
-                ended = execute(tasks, at_once=at_once, note=progress.note, options=host_options())
-            else:
-                ended = cluster.execute(tasks, note=progress.note)
-            with closing(ended):
-                for result in ended:
-                    if result.error is not None:
-                        failures[result.task.name] = result.error
-                    progress.trained(by_name[result.task.name], result.error)
+            # One at a time on a GPU, whose memory is not predicted.
+            for device, most in (("cpu", at_once), ("cuda", 1)):
+                some = [task for task in tasks if by_name[task.name].training.device == device]
+                if cluster is None:
+                    ended = execute(some, at_once=most, note=progress.note, options=host_options())
+                else:
+                    ended = cluster.execute(some, note=progress.note)
+                with closing(ended):
+                    for result in ended:
+                        if result.error is not None:
+                            failures[result.task.name] = result.error
+                        progress.trained(by_name[result.task.name], result.error)
         finally:
             _sweep_up(home)
     failed = {_numbers(recipe): failures[recipe.id] for recipe in missing if recipe.id in failures}

@@ -31,6 +31,7 @@ from testbed.runtime import failures
 from testbed.runtime.frame import HEADER_BYTES
 from testbed.runtime.step_log import OnHostClock, Records, Report
 from testbed.spec import Recipe
+from testbed.training.accelerator import trained_on
 from testbed.training.checkpoints import Checkpoints, TogetherRun
 from testbed.training.kinds import Training, set_up_torch, training_of
 from testbed.workloads.floor import floors_of
@@ -130,6 +131,7 @@ def train_alone(job: AloneJob, report: Report = lambda message: None) -> Trainin
             finished_by=manifest.NAME,
             weights=trained.weights,
             resumed=() if checkpoints is None else checkpoints.resumed,
+            trained_on=trained_on(recipe, training.device),
         )
         if checkpoints is not None:
             results.remove_checkpoints(draft)

@@ -15,6 +15,7 @@ from typing import IO, NamedTuple
 
 from testbed import manifest, paths
 from testbed.codecs.kept_state import load_into, state_of
+from testbed.codecs.wire.header import DeviceMessage, DevicePayload
 from testbed.errors import CodecError, ResultsError
 from testbed.jobs.actions import Key, Message, Node
 from testbed.jobs.loop import Resting
@@ -28,7 +29,7 @@ from testbed.tagged import read_tagged, write_tagged
 
 _KEPT = 2
 _DRAFT = f".{CHECKPOINT}draft"
-_TYPES = (Key, Message, Resting, PlaceResting)
+_TYPES = (Key, Message, Resting, PlaceResting, DevicePayload, DeviceMessage)
 
 
 class TogetherRun(NamedTuple):

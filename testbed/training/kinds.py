@@ -25,13 +25,14 @@ from testbed.runtime.gather import Gather
 from testbed.runtime.pacing import Takes
 from testbed.runtime.place_job import PlaceJob
 from testbed.spec import DataParallelSpec, Paced, Parallelism, PipelineSpec, Stated
+from testbed.training.accelerator import device_of
 
 Measure = Callable[[int], Carried]
 """Starts to measure the link to a peer."""
 
 
 class Training(ABC):
-    """A recipe's training, in one process or over links."""
+    """A recipe's training, in one process or over links. CapabilityError for a device that this machine lacks."""
 
     job: Job
     """The job as it runs in one process."""
@@ -40,6 +41,7 @@ class Training(ABC):
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.recipe = setting, setting.recipe
+        self.device = device_of(self.recipe)
 
     @abstractmethod
     def load(self, place: int) -> Any:

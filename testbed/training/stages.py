@@ -12,6 +12,7 @@ import numpy as np
 
 from testbed.codecs.contract import Codec, Context
 from testbed.codecs.make import make
+from testbed.codecs.wire.header import DevicePayload
 from testbed.errors import SpecError, StageError, TestbedError, TransportError, UserError
 from testbed.jobs.actions import Encoded, Key, Message, Node
 from testbed.jobs.kind import Setting
@@ -48,7 +49,7 @@ class PipelineTraining(Training):
     def model(self, place: int) -> StageModel:
         """Build a stage's layers."""
         recipe = self.recipe
-        return build_stage(
+        model = build_stage(
             text_of(recipe),
             stage=place,
             stages=recipe.pipeline.stages,
@@ -56,10 +57,13 @@ class PipelineTraining(Training):
             vocabulary=self.setting.vocabulary,
             layers=recipe.pipeline.layers,
         )
+        return model.to(self.device)
 
     def data(self, place: int) -> Data:
         """Open a stage's data. SpecError for data too small for the workload."""
-        return Data(np.load(self.setting.tokens, mmap_mode="r"), text_of(self.recipe), self.recipe.training.seed)
+        data = Data(np.load(self.setting.tokens, mmap_mode="r"), text_of(self.recipe), self.recipe.training.seed)
+        data.device = self.device
+        return data
 
     def codec(self, context: Context) -> Codec:
         """Make a codec for a boundary."""
@@ -82,6 +86,7 @@ class PipelineTraining(Training):
                 seed=self.recipe.training.seed,
                 make=self.codec,
                 measure=None if measure is None else lambda: measure(peer),
+                device=self.device,
             )
 
         return StageNode(
@@ -155,12 +160,14 @@ class StageInMemory:
         """Return a copy of the payload. TransportError for one that is too large, like a connection."""
         with self._named():
             encoded = self.does.encode(key, value)
-        assert isinstance(encoded.payload, memoryview)
+        assert isinstance(encoded.payload, memoryview | DevicePayload)
         if (size := len(encoded.payload)) > self._most_bytes:
             raise TransportError(
                 f"{self._name}: the {key.what} of {key.phase} step {key.step}, micro-batch {key.part} has "
                 f"{size} bytes; this job accepts at most {self._most_bytes}"
             )
+        if isinstance(encoded.payload, DevicePayload):
+            return encoded
         return encoded._replace(payload=memoryview(bytearray(encoded.payload)))
 
     def decode(self, messages: Sequence[Message]) -> Sequence[Any]:

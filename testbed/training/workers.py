@@ -66,7 +66,8 @@ class ReplicasTraining(Training):
 
     def learner(self, number: int) -> Learner:
         """Make a worker's learner."""
-        return learner_of(self.recipe, number, vocabulary=self.setting.vocabulary, tokens=self.setting.tokens)
+        of = self.setting
+        return learner_of(of.recipe, number, vocabulary=of.vocabulary, tokens=of.tokens, device=self.device)
 
     def load(self, place: int) -> Learner | None:
         """Make a worker's learner; a server needs it for the tensors' shapes, or to evaluate."""

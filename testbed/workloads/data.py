@@ -38,6 +38,8 @@ class Data:
             self._train = windows.choose_training_windows(self._train, spec.training_sequences)
         self._validation = self._validation[windows.shuffled(len(self._validation), "validation")]
         self._epoch, self._order = -1, self._train
+        self.device = torch.device("cpu")
+        """Device of the batches."""
 
     @property
     def batches_per_epoch(self) -> int:
@@ -75,5 +77,5 @@ class Data:
         starts = order[first : first + size]
         tokens = torch.from_numpy(
             self._tokens[starts[:, None] + np.arange(self._spec.sequence_length + 1)].astype(np.int64)
-        )
+        ).to(self.device)
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), tuple(starts.tolist()))

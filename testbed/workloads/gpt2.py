@@ -22,7 +22,7 @@ class Gpt2Stage(StageModel):
     dropout_names = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
     def embed(self, ids: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1]).unsqueeze(0)
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         hidden: Tensor = self.parts["drop"](self.parts["wte"](ids) + self.parts["wpe"](positions))
         return hidden
 

@@ -48,6 +48,10 @@ class LabelledImages(NamedTuple):
         chosen = torch.as_tensor(places)
         return LabelledImages(self.pixels[chosen], self.labels[chosen], self.brightest)
 
+    def to(self, device: torch.device) -> LabelledImages:
+        """Return the images on a device."""
+        return self._replace(pixels=self.pixels.to(device), labels=self.labels.to(device))
+
     def between(self, start: int, stop: int) -> LabelledImages:
         """Return a range of images, without copying."""
         return LabelledImages(self.pixels[start:stop], self.labels[start:stop], self.brightest)

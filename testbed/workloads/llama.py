@@ -37,7 +37,7 @@ class LlamaStage(StageModel):
         return hidden
 
     def blocks(self, hidden: Tensor) -> Iterable[Callable[[Tensor], Tensor]]:
-        positions = torch.arange(hidden.shape[1]).unsqueeze(0)
+        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotations = self.rotary(hidden, position_ids=positions)
         # without a mask, sdpa is causal
         return (

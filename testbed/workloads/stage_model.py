@@ -7,6 +7,7 @@ the last stage, which would have to exchange their gradients at every step.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -152,16 +153,18 @@ class StageModel(nn.Module, ABC):
         """Compute hidden states fp32 from token ids (b, n) int64 at the first stage, or from hidden states (b, n, d)
         fp32.
 
-        The last stage returns logits (b, n, v). torch's global generator is unchanged.
+        The last stage returns logits (b, n, v). torch's global generators are unchanged. A GPU draws other dropout.
         """
-        drawn = self.training and self._dropout > 0
-        with self._autocast(), torch.random.fork_rng(devices=[], enabled=drawn):
+        drawn, on = self.training and self._dropout > 0, inputs.device
+        forked = [on.index or 0] if on.type == "cuda" else []
+        generator = torch.cuda.default_generators[forked[0]] if forked else torch.default_generator
+        with self._autocast(on), torch.random.fork_rng(devices=forked, enabled=drawn):
             hidden = inputs
             if self.first:
-                self._key(EMBEDDING, drawn)
+                self._key(EMBEDDING, drawn, generator)
                 hidden = self.embed(inputs)
             for layer, block in zip(self.layers, self.blocks(hidden), strict=True):
-                self._key(layer, drawn)
+                self._key(layer, drawn, generator)
                 hidden = block(hidden)
             return self.head(hidden) if self.last else hidden.float()
 
@@ -169,13 +172,13 @@ class StageModel(nn.Module, ABC):
         """Return the mean cross-entropy in nats over the b * n tokens, a scalar, equal to the whole model's loss from
         shifted labels.
         """
-        with self._autocast():
+        with self._autocast(logits.device):
             return nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=self._bf16)
+    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
 
-    def _key(self, layer: int | str, drawn: bool) -> None:
+    def _key(self, layer: int | str, drawn: bool, generator: torch.Generator) -> None:
         if drawn:
             assert self._drawn_for is not None, "call draw() before a forward pass with dropout"
-            torch.default_generator.manual_seed(dropout_key(self._seed, *self._drawn_for, layer))
+            generator.manual_seed(dropout_key(self._seed, *self._drawn_for, layer))

@@ -17,6 +17,7 @@ from testbed.errors import CodecError
 class Cast(BodyCodec):
     """A cast to the nearest value of a type, ties to even. Subclasses choose the type."""
 
+    on_device = True
     dtype: ClassVar[torch.dtype]
 
     def __init__(self, context: Context) -> None:

@@ -26,6 +26,7 @@ FORWARD_BITS, BACKWARD_BITS = 4, 8
 class FixedPoint(BodyCodec):
     """Fixed point per channel. Stateless."""
 
+    on_device = True
     code = 15
 
     def __init__(self, context: Context, bits: int = 0) -> None:

@@ -36,6 +36,8 @@ _E5M2 = _Format(12, torch.float8_e5m2, 57344.0, 0x7B, 1.0)
 class Fp8(BodyCodec):
     """Stateless. NaN and infinity are refused, because they would spread over their token."""
 
+    on_device = True
+
     def __init__(self, context: Context, format: Literal["auto", "e4m3", "e5m2"] = "auto") -> None:
         """'auto' is e4m3 forward and e5m2, which has the larger range, backward."""
         if format == "auto":

@@ -75,6 +75,7 @@ _SIGNS = Levels(1, "midrise")
 class Integer(BodyCodec):
     """Codes of `bits` bits, a width set by subclasses."""
 
+    on_device = True
     bits: ClassVar[int]
 
     def __init__(
@@ -118,7 +119,7 @@ class Integer(BodyCodec):
         if offsets:
             step, offset = Affine.fit(x, self._levels.top, key)
             offsets[0].copy_(offset.view(-1))
-            x = torch.sub(x, offset.to(torch.float32), out=self._above.of(x.shape))
+            x = torch.sub(x, offset.to(torch.float32), out=self._above.of(x.shape, x.device))
         else:
             groups.check_ends(ranges := groups.largest_magnitude(x), key)
             step = self._step(x, ranges, of)
@@ -172,7 +173,7 @@ class Integer(BodyCodec):
 
     def _round(self, x: Tensor, step: Tensor, key: MessageKey) -> Tensor:
         """Return the codes, uint8 (groups, size), of values relative to zero, or to their offset."""
-        levels, scaled = self._levels, self._scratch.of(x.shape)
+        levels, scaled = self._levels, self._scratch.of(x.shape, x.device)
         # Truncation follows, so adding 1/2 rounds.
         middle = levels.centre + 0.5
         if self._stochastic:
@@ -256,7 +257,7 @@ class Int8(Integer):
         top = self._levels.reach
         step = largest.div_(top).clamp_(groups.SMALLEST_SCALE, groups.largest_scale(top, torch.float32))
         steps.copy_(step.view(-1))
-        q = self._scratch.of(x.shape)
+        q = self._scratch.of(x.shape, x.device)
         if self._stochastic:
             noise.fill(q.view(-1), self._context, key, "int8 rounding")
             q.addcmul_(x, step.reciprocal_()).round_().clamp_(-top, top)

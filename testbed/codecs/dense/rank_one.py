@@ -32,6 +32,7 @@ _LARGEST = 2.0**100
 class OneBit(BodyCodec):
     """Signs. Law: signs are preserved, and the error of a value is at most the larger of |x| and s."""
 
+    on_device = True
     code = 63
     width: ClassVar[int] = 1
     """Bits per value."""

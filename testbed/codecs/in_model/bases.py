@@ -72,7 +72,7 @@ def polar(matrix: Tensor) -> Tensor:
 
 def fault_of(matrix: Tensor) -> str | None:
     """Describe the fault of a basis received as bf16; None if its columns are orthonormal, up to rounding."""
-    skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1])).abs().max()
+    skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1], device=matrix.device)).abs().max()
     return None if float(skew) <= _SKEW else "is not a basis: its columns are not orthonormal"
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from testbed import keyed
 from testbed.codecs.contract import Codec, Context
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.model_codec import HookBase, InModel, changeable
+from testbed.codecs.in_model.model_codec import HookBase, InModel, changeable, device_of
 from testbed.message_key import Side
 
 Squeeze = Literal["linear", "maxout"]
@@ -67,7 +67,7 @@ class _Bottleneck(InModel):
         name = f"{type(self).__name__} {self._context.seed} {self._context.boundary} {end}"
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(keyed.key(name, size_bytes=4))
-            return BottleneckHook(self.encoder(width) if sends else self.decoder(width))
+            return BottleneckHook((self.encoder if sends else self.decoder)(width).to(device_of(model)))
 
     def narrow(self, width: int) -> int:
         """Return m for a hidden size d."""

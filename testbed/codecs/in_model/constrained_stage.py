@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.model_codec import ChangeableStage
+from testbed.codecs.wire.header import CPU
 from testbed.errors import SpecError
 
 Keep = Literal["projected", "reparametrised", "grassmann", "free"]
@@ -36,16 +37,16 @@ class ConstrainedStage:
 
     keeps = ("basis", "_projected", "coming", "passed_on")
 
-    def __init__(self, model: ChangeableStage, settings: SubspaceSettings) -> None:
+    def __init__(self, model: ChangeableStage, settings: SubspaceSettings, device: torch.device = CPU) -> None:
         self.settings, self._model = settings, model
         rank = bases.rank_of(model.width, settings.ratio)
-        self.basis = bases.drawn(f"subspace {settings.seed} basis {model.width} {rank}", model.width, rank)
+        self.basis = bases.drawn(f"subspace {settings.seed} basis {model.width} {rank}", model.width, rank).to(device)
         names = {"tokens": model.vocabulary, **({"positions": model.context} if model.learned_positions else {})}
         # Whole tables, because a row must not depend on which rows are used. Tens of MB, as in the paper.
         self.fixed = {
-            name: bases.normal(f"subspace {settings.seed} {name} {model.width}", rows, model.width).mul_(
-                settings.spread
-            )
+            name: bases.normal(f"subspace {settings.seed} {name} {model.width}", rows, model.width)
+            .mul_(settings.spread)
+            .to(device)
             for name, rows in names.items()
         }
         self._projected: dict[str, Tensor] = {}

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, HookBase, changeable
+from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, HookBase, changeable, device_of
 from testbed.errors import SpecError
 from testbed.message_key import Direction, Phase, Side
 
@@ -54,15 +54,15 @@ class MaplSettings(NamedTuple):
 class StageEmbedding(nn.Module):
     """E R: a low-rank token embedding, one per stage, shared by the hooks at both its boundaries."""
 
-    def __init__(self, model: ChangeableStage, settings: MaplSettings) -> None:
+    def __init__(self, model: ChangeableStage, settings: MaplSettings, device: torch.device) -> None:
         super().__init__()
         self.settings = settings
         rank = bases.rank_of(model.width, settings.ratio)
         start = bases.normal(f"mapl {settings.seed} tokens {rank}", model.vocabulary, rank)
         # so that rows of E R have the norm of an ordinary embedding's initial rows
-        self.weight = nn.Parameter(start.mul_(SPREAD * (model.width / rank) ** 0.5))
+        self.weight = nn.Parameter(start.mul_(SPREAD * (model.width / rank) ** 0.5).to(device))
         columns = bases.drawn(f"mapl {settings.seed} rows {model.width} {rank}", model.width, rank)
-        self.register_buffer("columns", columns, persistent=False)
+        self.register_buffer("columns", columns.to(device), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids (b, n) int64 to rows (b, n, d)."""
@@ -81,6 +81,7 @@ class MaplHook(HookBase):
         self._embedding, self._sends, self._settings = embedding, sends, settings
         rank = bases.rank_of(width, settings.ratio)
         self._master = bases.drawn(f"mapl {settings.seed} boundary {boundary} {width} {rank}", width, rank)
+        self._master = self._master.to(embedding.weight.device)
         self._momentum = torch.zeros_like(self._master)
         self._version = 0
         self._told: dict[Phase, int] = {}
@@ -171,9 +172,9 @@ class MaplHook(HookBase):
     def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
         """Store A from upstream, or its gradient from downstream."""
         if self._sends:
-            self._returned = matrix
+            self._returned = matrix.to(self._master.device)
         else:
-            self._master, self._version = matrix.float(), visit
+            self._master, self._version = matrix.to(self._master.device).float(), visit
             self.basis = self._on_the_wire()
 
     def _on_the_wire(self) -> Tensor:
@@ -199,7 +200,7 @@ class Mapl(Carrying):
         stage = changeable(model, "mapl")
         embedding = stage.kept.get("mapl")
         if embedding is None:
-            embedding = stage.kept["mapl"] = StageEmbedding(stage, self._settings)
+            embedding = stage.kept["mapl"] = StageEmbedding(stage, self._settings, device_of(model))
             for part in stage.tables()[:1]:
                 part.replace(embedding)
         if embedding.settings != self._settings:

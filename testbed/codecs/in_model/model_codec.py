@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey, ModelCodec, Paired, Payload
+from testbed.codecs.wire.header import CPU, cut_head
 from testbed.codecs.wrap import Wrapper, capability, frame, open_frame, walk
 from testbed.errors import CodecError, SpecError
 from testbed.message_key import Direction
@@ -67,6 +68,11 @@ def changeable(model: nn.Module, codec: str) -> ChangeableStage:
     return cast("ChangeableStage", model)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a stage's parameters, where its hooks compute."""
+    return next((parameter.device for parameter in model.parameters()), CPU)
+
+
 class HookBase:
     """Those methods of `contract.Hook` that do nothing in a hook without parameters or work per step."""
 
@@ -90,6 +96,8 @@ class InModel:
 
     Learned parameters belong to the stage's model. A subclass defines the method `hook`.
     """
+
+    on_device = True
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
         """Raise SpecError if `inner`, or a codec inside it, also changes the model: its hook would be ignored."""
@@ -191,7 +199,7 @@ class Carrying(InModel, Wrapper):
         if matrix is None:
             payload = frame(self.code, body, visit=visit)
         else:
-            values = matrix.contiguous().view(torch.uint8).numpy().tobytes()
+            values = matrix.cpu().contiguous().view(torch.uint8).numpy().tobytes()
             payload = frame(self.code, values, bytes(-len(values) % 4), body, kind=1, visit=visit)
         if end is not None:
             end.sent(key, matrix)
@@ -217,16 +225,17 @@ class Carrying(InModel, Wrapper):
             )
         size = 2 * shape[0] * shape[1]
         padded = size + -size % 4
-        if len(rest) < padded or any(rest[size:padded]):
+        carried, inside = cut_head(rest, padded)
+        if len(carried) < padded or any(carried[size:]):
             raise CodecError(
                 f"cannot decode {key}: {len(rest)} bytes do not hold a matrix of shape {shape} and a payload"
             )
-        matrix = torch.frombuffer(bytearray(rest[:size]), dtype=torch.bfloat16).view(shape)
+        matrix = torch.frombuffer(bytearray(carried[:size]), dtype=torch.bfloat16).view(shape)
         if not bool(torch.isfinite(matrix).all()):
             raise CodecError(f"cannot decode {key}: the matrix of shape {shape} that it carries holds NaN or infinity")
         if wrong := end.check(matrix, key):
             raise CodecError(f"cannot decode {key}: the matrix of shape {shape} that it carries {wrong}")
-        values = self.inner.decode(rest[padded:], key)
+        values = self.inner.decode(inside, key)
         end.incoming(matrix, key, visit)
         return values
 

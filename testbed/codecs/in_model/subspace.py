@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.constrained_stage import ConstrainedStage, Keep, SubspaceSettings
-from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, HookBase, changeable
+from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, HookBase, changeable, device_of
 from testbed.errors import SpecError
 from testbed.message_key import Direction, Side
 
@@ -132,7 +132,7 @@ class SubspaceHook(HookBase):
 
     def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
         """Keep the next basis for the end of this step."""
-        self._stage.coming, self._stage.passed_on = matrix, False
+        self._stage.coming, self._stage.passed_on = matrix.to(self._stage.basis.device), False
 
     def _sample(self, gradient: Tensor) -> None:
         if not self._sampling:
@@ -193,7 +193,7 @@ class Subspace(Carrying):
         stage_model = changeable(model, "subspace")
         stage = stage_model.kept.get("subspace")
         if stage is None:
-            stage = stage_model.kept["subspace"] = ConstrainedStage(stage_model, self._settings)
+            stage = stage_model.kept["subspace"] = ConstrainedStage(stage_model, self._settings, device_of(model))
         if stage.settings != self._settings:
             raise SpecError(
                 f"codec subspace: two boundaries of one stage have {stage.settings} and {self._settings}; all "

@@ -21,7 +21,7 @@ from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.dense.cast import Bf16, Fp16, Fp32
 from testbed.codecs.dense.integer import Int8
 from testbed.codecs.memory.history import History, following
-from testbed.codecs.wire.header import VISIT_AT, Shape, check_finite, check_input
+from testbed.codecs.wire.header import VISIT_AT, DevicePayload, Shape, check_finite, check_input
 from testbed.codecs.wire.scratch import Scratch
 from testbed.codecs.wrap import (
     HEADER_BYTES,
@@ -56,6 +56,7 @@ class Delta(ClosedLoop):
     tensor's size per (phase, micro-batch), and the inner codec's state. A tensor of a different shape starts over.
     """
 
+    on_device = True
     code: ClassVar[int] = 60
     added_bytes: ClassVar[int] = HEADER_BYTES
     """Bytes added to the inner payload."""
@@ -76,7 +77,7 @@ class Delta(ClosedLoop):
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode the difference. CodecError names the message key when it is not finite."""
-        x = check_input(tensor).to(torch.float32)
+        x = check_input(tensor, on_device=True).to(torch.float32)
         if not self.inner_refuses_nan:
             check_finite(x, key, "a difference")
         last = self._history.last(key)
@@ -86,7 +87,7 @@ class Delta(ClosedLoop):
                 payload = (self._first or self.inner).encode(x, key)
             else:
                 kind, visit = _INNER, following(last.visit)
-                difference = torch.sub(x, last.value, out=self._scratch.of(x.shape))
+                difference = torch.sub(x, last.value, out=self._scratch.of(x.shape, x.device))
                 payload = self.inner.encode(difference, key)
             payload = self._put_visit(payload, kind, visit)
             self._sent(payload, x, key)
@@ -128,6 +129,10 @@ class Delta(ClosedLoop):
         return value
 
 
+def _head(payload: Payload) -> memoryview:
+    return memoryview(payload.head if isinstance(payload, DevicePayload) else payload)
+
+
 class _Int8(Int8):
     counts_visits = True
 
@@ -146,11 +151,11 @@ class DeltaInt8(Delta):
         super().__init__(context, _Int8(context, rounding="nearest"))
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
-        memoryview(payload)[VISIT_AT] = visit
+        _head(payload)[VISIT_AT] = visit
         return payload
 
     def _take_visit(self, payload: Payload) -> tuple[int, int, Payload]:
-        view = memoryview(payload)
+        view = _head(payload)
         return _INNER, view.cast("B")[VISIT_AT] if view.contiguous and view.nbytes > VISIT_AT else 0, payload
 
 

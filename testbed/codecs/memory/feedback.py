@@ -31,6 +31,7 @@ class Feedback(ClosedLoop):
     from the last one's, E is 0.
     """
 
+    on_device = True
     unshared = "decoder"  # the sender's, which has no counterpart: the receiver decodes with the inner codec itself
 
     def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0, **memories: Stateful) -> None:
@@ -44,7 +45,7 @@ class Feedback(ClosedLoop):
 
         CodecError names the message key if either, or the new E, is not finite.
         """
-        return self._encode(header.check_input(tensor), key)[0]
+        return self._encode(header.check_input(tensor, on_device=True), key)[0]
 
     def _encode(self, x: Tensor, key: MessageKey) -> tuple[Payload, Tensor]:
         """Return the payload and the tensor that it encodes, which is valid until the next call."""
@@ -52,8 +53,8 @@ class Feedback(ClosedLoop):
         if owed is None:
             target = x.to(torch.float32)
         else:
-            if self._scratch.shape != x.shape:
-                self._scratch = torch.empty(x.shape)
+            if self._scratch.shape != x.shape or self._scratch.device != x.device:
+                self._scratch = torch.empty(x.shape, device=x.device)
             target = torch.add(x, owed, alpha=self._decay, out=self._scratch)
         header.check_finite(target, key, "error feedback")
         with self.parts_unchanged_on_error():
@@ -121,7 +122,7 @@ class MomentumFeedback(Feedback):
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode V. CodecError as in `Feedback.encode`."""
-        x = header.check_input(tensor).to(torch.float32)
+        x = header.check_input(tensor, on_device=True).to(torch.float32)
         velocity, last = x.clone(), self._velocity.rows.get(self._key(key))
         if last is not None and last.value.shape == x.shape:
             velocity.add_(last.value, alpha=self._momentum)

@@ -10,6 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from testbed.errors import CodecError
 
@@ -52,6 +55,14 @@ class LargestInRows:
             _drop_surplus(mask, keys, threshold, kept)
             positions = np.flatnonzero(mask)
         return positions
+
+
+def largest_on(keys: Tensor, kept: int) -> Tensor:
+    """Return the positions of `LargestInRows` for a tensor on any device."""
+    threshold = keys.topk(kept, sorted=False).values.amin(-1, keepdim=True)
+    above, equal = keys > threshold, keys == threshold
+    room = kept - above.sum(-1, keepdim=True)
+    return (above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= room))).view(-1).nonzero().view(-1)
 
 
 def _drop_surplus(mask: npt.NDArray[np.bool_], keys: npt.NDArray[Any], threshold: npt.NDArray[Any], kept: int) -> None:
@@ -127,6 +138,32 @@ class PositionCoding(NamedTuple):
             raise CodecError(f"cannot decode the positions of {self}: one lies outside its row")
         return in_rows.reshape(-1)
 
+    def write_on(self, positions: Tensor, out: Tensor) -> None:
+        """Write as `write` does, on any device; not packed."""
+        if self.kept == self.width:
+            return
+        if self._is_bitmap:
+            bits = out.new_zeros(8 * len(out)).index_fill_(0, positions, 1).view(-1, 8) << _eight(out)
+            out.copy_(bits.sum(-1, dtype=torch.uint8))
+        else:
+            words = (positions % self.width).view(torch.uint8).view(-1, 8)  # little-endian
+            out.copy_(words[:, : self._index_type.itemsize].reshape(-1))
+
+    def read_on(self, coded: Tensor) -> Tensor:
+        """Read as `read` does, on any device; not packed. CodecError for bytes that `write_on` does not produce."""
+        starts = torch.arange(self.rows, device=coded.device)[:, None] * self.width
+        if self.kept == self.width:
+            flat = torch.arange(self.values, device=coded.device)
+        elif self._is_bitmap:
+            flat = (coded[:, None] >> _eight(coded) & 1).view(-1).nonzero().view(-1)
+        else:
+            words = functional.pad(coded.view(self.values, -1), (0, 8 - self._index_type.itemsize)).view(torch.int64)
+            flat = (words.view(self.rows, -1) + starts).view(-1)
+        columns = flat.view(self.rows, -1) - starts if len(flat) == self.values else starts - 1
+        if not bool(((columns >= 0) & (columns < self.width)).all() & (columns.diff() > 0).all()):
+            raise CodecError(f"cannot decode the positions of {self}: too few or too many, out of order, or outside")
+        return flat
+
     @property
     def _is_bitmap(self) -> bool:
         return self.form == "bitmap" or (self.form == "smaller" and self._bitmap_bytes <= self._index_bytes)
@@ -166,6 +203,10 @@ def shortest(rows: int, width: int, kept: int) -> PositionCoding:
     """Return the shorter of a bitmap and packed indices."""
     bitmap, packed = PositionCoding(rows, width, kept, "bitmap"), PositionCoding(rows, width, kept, "packed")
     return bitmap if bitmap.coded_bytes <= packed.coded_bytes else packed
+
+
+def _eight(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 def pack(positions: Positions, count: int) -> Bytes:

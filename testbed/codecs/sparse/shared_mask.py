@@ -43,6 +43,7 @@ def _whole(kept: Kept) -> Kept:
 class _Remembers(WithPositions, Rows[MicrobatchKey, Kept]):
     """A forward codec that keeps the mask of each (phase, micro-batch), one bit per element, until its next message."""
 
+    on_device = False
     name = "masks"
 
     def __init__(self, context: Context, **parameters: Any) -> None:

@@ -25,9 +25,10 @@ from testbed.codecs.sparse.positions import (
     Positions,
     every_row,
     kept_of,
+    largest_on,
     shortest,
 )
-from testbed.codecs.wire.header import Shape, check_finite, rows_of
+from testbed.codecs.wire.header import CPU, Shape, check_finite, rows_of
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 
 ValueType = Literal["bf16", "fp32"]
@@ -148,6 +149,7 @@ class TopK(WithPositions):
     Source: top-k of activations as in Rudakov et al., arXiv 2401.07788, who choose per `sample`. Stateless.
     """
 
+    on_device = True
     code = 40
 
     def __init__(
@@ -179,6 +181,28 @@ class TopK(WithPositions):
             self._magnitudes = np.empty((coding.rows, coding.width), np.float32)
         np.abs(flat.reshape(coding.rows, coding.width), out=self._magnitudes)
         return self._largest.positions(self._magnitudes, coding.kept)
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
+        """See `Sparsifier`. Off the CPU, with torch alone: the same bytes."""
+        if x.device.type == CPU.type:
+            return super().fill(x, body, key)
+        check_finite(x, key, "a sparsifier")
+        coding = self.coding(tuple(x.shape))
+        positions = largest_on(x.abs().view(coding.rows, coding.width), coding.kept)
+        largest = float(torch.finfo(self._dtype).max)
+        body[0].copy_(x.view(-1)[positions].clamp_(-largest, largest))
+        coding.write_on(positions, body[1])
+        return None
+
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """See `Sparsifier`."""
+        if body[0].device.type == CPU.type:
+            return super().values(body, shape, key)
+        kept = body[0].to(torch.float32)
+        check_written(bool(torch.isfinite(kept).all()), key, "a kept value that is NaN or infinite")
+        out = kept.new_zeros(math.prod(shape))
+        out[self.coding(shape).read_on(body[1])] = kept
+        return out
 
 
 class BlockTopK(WithPositions):

@@ -38,7 +38,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the `count` codes in the first `packed_bytes` bytes of `packed` as a new flat uint8 tensor. Any bytes are
     valid.
     """
-    codes = (torch.empty if bits else torch.zeros)(count, dtype=torch.uint8)
+    codes = (torch.empty if bits else torch.zeros)(count, dtype=torch.uint8, device=packed.device)
     start = 0
     for width, shift in _parts(bits):
         size = -(-count * width // 8)

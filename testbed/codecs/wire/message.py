@@ -34,6 +34,8 @@ class BodyCodec(ABC):
 
     code: int
     """First byte of a payload, which identifies the codec: 1 to 199, unique."""
+    on_device: ClassVar[bool] = False
+    """Whether `fill` and `values` work on every device, without numpy (see `wrap.works_on_devices`)."""
     counts_visits: ClassVar[bool] = False
     """Whether a wrapper writes and reads the header's visit byte. Otherwise it must be 0."""
 
@@ -60,22 +62,22 @@ class BodyCodec(ABC):
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """See the contract. CodecError for another type or device, a shape too large, or from `fill`."""
-        tensor = header.check_input(tensor)
+        tensor = header.check_input(tensor, on_device=self.on_device)
         shape = tuple(tensor.shape)
         fields = self._fields(shape)
-        payload, _ = header.allocate(self.code, shape, _size_bytes(fields))
+        payload, body = header.allocate(self.code, shape, _size_bytes(fields), tensor.device)
         if fields:
-            body = _cut(payload[header.header_bytes(len(shape)) :], fields)
-            self.fill(tensor.to(torch.float32).contiguous(), body, key)
+            self.fill(tensor.to(torch.float32).contiguous(), _cut(body, fields), key)
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """See the contract. CodecError for a wrong header, length or visit, or from `values`."""
         opened = header.open_payload(payload, self.code, self._body_bytes)
         check_written(self.counts_visits or not opened.visit, key, f"visit number {opened.visit} here")
+        body = header.body_of(payload, opened)
         if not (fields := self._fields(opened.shape)):
-            return torch.empty(opened.shape)
-        return self.values(_cut(opened.body, fields), opened.shape, key).view(opened.shape)
+            return torch.empty(opened.shape, device=body.device)
+        return self.values(_cut(body, fields), opened.shape, key).view(opened.shape)
 
     def payload_bytes(self, shape: Shape) -> int:
         """Return the length of a payload of a tensor of this shape, header included."""
@@ -93,12 +95,9 @@ def _size_bytes(fields: tuple[Field, ...]) -> int:
     return sum(length * dtype.itemsize for dtype, length in fields)
 
 
-def _cut(memory: memoryview, fields: tuple[Field, ...]) -> Body:
-    body, start = [], 0
-    for dtype, length in fields:
-        body.append(header.as_tensor(memory, dtype, length, offset=start))
-        start += length * dtype.itemsize
-    return tuple(body)
+def _cut(memory: Tensor, fields: tuple[Field, ...]) -> Body:
+    parts = torch.split(memory, [length * dtype.itemsize for dtype, length in fields])
+    return tuple(part.view(dtype) for part, (dtype, _) in zip(parts, fields, strict=True))
 
 
 def check_written(sound: bool, key: MessageKey, what: str) -> None:

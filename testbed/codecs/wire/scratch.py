@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from testbed.codecs.wire.header import CPU
+
 
 class Scratch:
     """A buffer as large as the largest request. It belongs to one codec, whose calls do not overlap."""
@@ -19,11 +21,11 @@ class Scratch:
     def __init__(self) -> None:
         self._flat = torch.empty(0)
 
-    def of(self, shape: Sequence[int]) -> Tensor:
+    def of(self, shape: Sequence[int], device: torch.device = CPU) -> Tensor:
         """Return uninitialised contiguous fp32 memory, the same each time: it is valid until the next call."""
         count = math.prod(shape)
-        if self._flat.numel() < count:
-            self._flat = torch.empty(count)
+        if self._flat.numel() < count or self._flat.device.type != device.type:
+            self._flat = torch.empty(count, device=device)
         return self._flat[:count].view(tuple(shape))
 
     def __deepcopy__(self, memo: object) -> Scratch:

@@ -1,0 +1,87 @@
+"""The device that a recipe is trained on: `python -m testbed.training.accelerator` exits with status 2, and says
+why, where there is no GPU.
+
+On a GPU, results repeat bit for bit on one kind of device, driver and torch: kernels are deterministic, attention is
+torch's own sequence of matrix products, and fp32 is not rounded to TF32.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from testbed.codecs.catalogue.placement import parse_placement
+from testbed.codecs.contract import Context
+from testbed.codecs.make import build_codec
+from testbed.codecs.wrap import works_on_devices
+from testbed.errors import CapabilityError, status_of
+from testbed.records import TrainedOn
+from testbed.spec import Recipe
+
+
+def device_of(recipe: Recipe) -> torch.device:
+    """Return the device of a recipe's tensors. CapabilityError if this machine has none, or torch cannot use it."""
+    if recipe.training.device == "cpu":
+        return torch.device("cpu")
+    check_device()
+    _set_up()
+    return torch.device("cuda", 0)
+
+
+def check_device() -> None:
+    """Raise CapabilityError unless torch can compute on a CUDA device."""
+    if torch.cuda.is_available():
+        return
+    found = "torch finds no GPU" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+    raise CapabilityError(
+        f"training.device is 'cuda', but {found}; install a driver and a torch with CUDA (make "
+        "PIP_TORCH='--index-url URL'), or train on the CPU (--device cpu)"
+    )
+
+
+def _set_up() -> None:
+    # Read by cuBLAS when it first computes; without it, its results depend on what else runs on the device.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    for kernel in ("flash", "mem_efficient", "cudnn", "math"):
+        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(kernel == "math")
+
+
+def trained_on(recipe: Recipe, device: torch.device) -> TrainedOn | None:
+    """Describe the device for the record of a training; None for the CPU, which `environment` describes."""
+    if device.type == "cpu":
+        return None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return TrainedOn(device=name, driver=_driver(), cuda=torch.version.cuda or "", copied=copied(recipe))
+
+
+def copied(recipe: Recipe) -> tuple[str, ...]:
+    """Return a recipe's codecs that work only on the CPU, so that their messages are copied there and back."""
+    texts = [recipe.codec, *([] if recipe.data is None or recipe.data.answer is None else [recipe.data.answer])]
+    found = dict[str, bool]()
+    for placement in map(parse_placement, texts):
+        for pair in (*dict(placement.numbered).values(), *([] if placement.rest is None else [placement.rest])):
+            found[pair.forward.text] = works_on_devices(build_codec(pair.forward, Context(0, 0, "forward")))
+            found[pair.backward.text] = works_on_devices(build_codec(pair.backward, Context(0, 0, "backward")))
+    return tuple(name for name, able in found.items() if not able)
+
+
+def _driver() -> str:
+    """Describe the GPU's driver; empty where the system does not say."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="ascii").partition("\n")[0].strip()
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """Check the device, for a sweep."""
+    sys.exit(status_of(check_device))
+
+
+if __name__ == "__main__":
+    main()
