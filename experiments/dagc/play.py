@@ -11,7 +11,8 @@ shared    fast uplinks, and a server whose downlink has the rate of all equal on
 """
 
 import argparse
-import csv
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import train
@@ -19,9 +20,11 @@ import train
 from testbed import csv_rows
 from testbed.metrics.links import Pipes
 from testbed.nodes.bucket import Bucket
+from testbed.player.virtual import OverLinks, guest_lab, play_virtual
 from testbed.profiles import LinkProfile, load_profile
-from testbed.studies.federated import FederatedSpec, Federation, OverStar, round_ends_s, rounds_trace
-from testbed.trace.simulate import replay
+from testbed.studies.federated import FederatedSpec, Federation
+from testbed.trace.simulate import replay, step_ends
+from testbed.trace.synthetic import rounds_trace
 from testbed.workloads.images import build_network
 from testbed.workloads.networks import DIGITS
 
@@ -93,8 +96,8 @@ def constant(arm: str, skew: float, mean: float) -> list[int]:
 def main(asked: argparse.Namespace) -> None:
     """Play what runs.csv has and times.csv lacks."""
     table = csv_rows.Table(asked.output / "times.csv", Row, *Row._fields[:6])
-    with (asked.output / "runs.csv").open(encoding="utf8", newline="") as file:
-        runs = [row for row in csv.DictReader(file) if row["use"] == "result" and row["arm"] in PLAYED]
+    rows = csv_rows.read_records(asked.output / "runs.csv")
+    runs = [row for row in rows if row["use"] == "result" and row["arm"] in PLAYED]
     skew = max(float(row["skew"]) for row in runs)
     runs = [row for row in runs if float(row["skew"]) == skew]
     changing: dict[tuple[str, ...], list[list[int]]] = {}
@@ -102,38 +105,38 @@ def main(asked: argparse.Namespace) -> None:
         key = line["arm"], line["mean_ratio"], line["seed"]
         changing.setdefault(key, []).append([int(size) for size in line["payload_bytes"].split()])
     answer = parameters()
-    plays: dict[tuple[str, ...], OverStar] = {}
-    """By network, arm, mean ratio and, where messages depend on it, seed."""
-    for network, links in networks(answer).items():
-        for row in runs:
-            key = row["arm"], row["mean_ratio"], row["seed"]
-            if (network, row["arm"], row["feedback"], skew, row["mean_ratio"], row["seed"]) in table:
-                continue
-            if row["arm"] not in train.ARMS:
-                plays[network, *key] = OverStar(changing[key], links)
-            elif (network, *key[:2]) not in plays:
-                sizes = constant(row["arm"], skew, float(row["mean_ratio"]))
-                plays[network, *key[:2]] = OverStar([sizes] * CONSTANT, links)
-    ends = dict(zip(plays, round_ends_s(list(plays.values()), LOCAL_NS, answer) if plays else [], strict=True))
-    for network in networks(answer):
-        for row in runs:
-            key = next(
-                (each for each in ends if each == (network, row["arm"], row["mean_ratio"], row["seed"])[: len(each)]),
-                None,
-            )
-            if key is None:
-                continue
-            played, play = ends[key], plays[key]
-            pipes = Pipes("star", play.links, len(play.links))
-            ideal = replay(rounds_trace(play.sent, LOCAL_NS, answer), links=pipes)[-1] / 1e9 / len(played)
-            reached = int(row["rounds_to_target"]) if row["rounds_to_target"] else None
-            last = played[-1] - played[-2] if len(played) > 1 else played[-1]
-            seconds = None
-            if reached is not None:
-                seconds = played[min(reached, len(played)) - 1] + max(0, reached - len(played)) * last
-            found = reached, seconds, last if len(key) == 3 else played[-1] / len(played), ideal
-            named = row["feedback"] == "True", skew, float(row["mean_ratio"]), int(row["seed"])
-            table.add([Row(network, row["arm"], *named, *found)])
+    plays: dict[tuple[str, ...], OverLinks] = {}
+    todo: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
+    for (network, links), row in itertools.product(networks(answer).items(), runs):
+        if (network, *(row[name] for name in Row._fields[1:6])) in table:
+            continue
+        arm, mean = row["arm"], row["mean_ratio"]
+        play = (network, arm, mean, *([] if arm in train.ARMS else [row["seed"]]))
+        todo.append((play, row))
+        if play not in plays:
+            always = arm in train.ARMS
+            sent = [constant(arm, skew, float(mean))] * CONSTANT if always else changing[arm, mean, row["seed"]]
+            trace = rounds_trace(sent, LOCAL_NS, answer)
+            plays[play] = OverLinks(trace, guest_lab("star", links, len(links)))
+    every = play_virtual(list(plays.values()), prove_steady=False) if plays else []
+    ends = {
+        name: [end / 1e9 for end in step_ends(play.trace, played.lanes, played.steps)]
+        for (name, play), played in zip(plays.items(), every, strict=True)
+    }
+    ideals = {
+        name: replay(play.trace, links=Pipes("star", play.lab.profiles, len(play.lab.profiles)))[-1] / 1e9
+        for name, play in plays.items()
+    }
+    table.add(timed(name[0], row, ends[name], ideals[name]) for name, row in todo)
+
+
+def timed(network: str, run: Mapping[str, str], ends: Sequence[float], ideal_s: float) -> Row:
+    """Return when a training reaches its target; `ends`: of the rounds that were played."""
+    reached, always = int(run["rounds_to_target"] or 0) or None, run["arm"] in train.ARMS
+    last = ends[-1] - ends[-2] if always else ends[-1] / len(ends)
+    seconds = None if reached is None else ends[min(reached, len(ends)) - 1] + max(0, reached - len(ends)) * last
+    named = run["feedback"] == "True", float(run["skew"]), float(run["mean_ratio"]), int(run["seed"])
+    return Row(network, run["arm"], *named, reached, seconds, last, ideal_s / len(ends))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ Each client takes local SGD steps on its own shard and sends the resulting chang
 weighted by shard size, and all clients continue from the result. Clients send bytes, which the server decodes with its
 own codecs; the server's replies are not coded.
 
-Rounds are synchronous, so links change when a round ends and not what it computes: `round_ends_s` plays the rounds'
-messages over a star.
+Rounds are synchronous, so links change when a round ends and not what it computes: `trace.synthetic.rounds_trace` plays
+the lengths of the messages afterwards.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -21,19 +20,12 @@ from torch import Tensor
 
 from testbed.errors import StageError
 from testbed.frozen import Frozen
-from testbed.jobs.actions import Action, Key, Sizes, Work
-from testbed.jobs.data_parallel import DataParallelJob
 from testbed.nodes.bucket import Bucket
 from testbed.nodes.fragments import SMALL
 from testbed.nodes.learners import ImagesLearner
 from testbed.nodes.optimise import learning_rate
 from testbed.nodes.worker import Worker
-from testbed.player.virtual import OverLinks, guest_lab, play_virtual
-from testbed.profiles import LinkProfile
 from testbed.spec import OptimiserSpec, OuterSpec
-from testbed.trace.format import Trace
-from testbed.trace.simulate import step_ends
-from testbed.trace.tracing import TracedJob
 from testbed.workloads.images import build_network, images, score
 from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import Indices, ShardBatches, data_shares, divide
@@ -177,45 +169,6 @@ def train_once(federation: Federation, codecs: CodecsOfRound) -> tuple[list[Fede
     except StageError:
         return seen, math.nan, math.nan
     return seen, seen[-1].loss, seen[-1].accuracy
-
-
-class OverStar(NamedTuple):
-    """The messages of one training, and the links that they cross."""
-
-    sent: Sequence[Sequence[int]]
-    """Payload bytes by round and client."""
-    links: Sequence[LinkProfile]
-    """By client; the last is the server's."""
-
-
-def rounds_trace(sent: Sequence[Sequence[int]], local_ns: int, answer_bytes: int) -> Trace:
-    """Return the trace of synchronous rounds over a star: every client computes for `local_ns` and sends its message,
-    and the server, once it has all of them, answers each with `answer_bytes`.
-    """
-    clients = len(sent[0])
-
-    def size(node: int, key: Key) -> int:
-        return answer_bytes if node == clients else sent[key.step][node]
-
-    def cost(node: int, action: Action) -> int | None:
-        return local_ns if isinstance(action, Work) and action.what == "local step" else None
-
-    job = DataParallelJob(clients, "star", [0] * clients, [1] * clients, len(sent))
-    nodes = [Sizes(functools.partial(size, node)) for node in range(clients + 1)]
-    return TracedJob(job, nodes, cost, ("local step", "gradient", "aggregate"), {"maker": "federated rounds"}).trace()
-
-
-def round_ends_s(asked: Sequence[OverStar], local_ns: int, answer_bytes: int) -> list[list[float]]:
-    """Play trainings on the virtual clock; return when each round ended, in seconds. Raises as `play_virtual`."""
-    plays = [
-        OverLinks(rounds_trace(sent, local_ns, answer_bytes), guest_lab("star", links, len(links)))
-        for sent, links in asked
-    ]
-    every = play_virtual(plays, prove_steady=False)
-    return [
-        [end / 1e9 for end in step_ends(play.trace, played.lanes, played.steps)]
-        for play, played in zip(plays, every, strict=True)
-    ]
 
 
 def _kept(decoded: Sequence[Tensor]) -> float:
