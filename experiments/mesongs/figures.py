@@ -101,8 +101,8 @@ def transform(folder: Path) -> Iterator[Facts]:
     }  # fmt: skip
     judged = dearer(folder, WHOLE, PLAIN)
     yield {
-        "judgement": judged, "what": "at least as good", "met": _met(judged), "ours": f"{-judged.value:+.3f} dB",
-        "interval": _words(judged), "unresolved": _open(judged),
+        "judgement": judged, "what": "at least as good", "met": _met(judged), "ours": f"{-judged.value:+.4f} dB",
+        "interval": _words(judged, "{:+.4f}"), "unresolved": _open(judged),
     }  # fmt: skip
 
 
@@ -124,11 +124,11 @@ def _met(found: Judgement) -> bool | None:
     return None if found.verdict == "not resolved" else found.verdict == "holds"
 
 
-def _words(found: Judgement) -> str:
+def _words(found: Judgement, form: str = "{:+.2f}") -> str:
     if found.interval is None:
         return found.interval_words
     low, high = found.interval
-    return f"{-high:+.2f} to {-low:+.2f}, 95 %, {found.n} scenes"
+    return f"{form.format(-high)} to {form.format(-low)}, 95 %, {found.n} scenes"
 
 
 def _open(found: Judgement) -> str:
@@ -191,13 +191,14 @@ def draw(folder: Path) -> Figure:
     mean = found.groupby("stage")[["bytes", "psnr"]].mean()
     line = mean.loc[list(CHAIN)]
     row[0].plot(line.bytes / 1e3, line.psnr, "o-", color="#0072b2")
-    below = {"codes": (0, -14), "codebook": (-2, -14), WHOLE: (-6, -14), LAST: (4, 8), "octree": (0, -14)}
-    for stage, each in line.iterrows():
-        note(row[0], str(stage), (each.bytes / 1e3, each.psnr), below.get(str(stage), (0, 8)), ha="center", size=8)
-    for stage, marker, offset in ((FURTHER, "^", (0, -14)), (PLAIN, "s", (0, 10))):
-        each = mean.loc[stage]
-        row[0].plot(each.bytes / 1e3, each.psnr, marker, color="#767d86")
-        note(row[0], stage, (each.bytes / 1e3, each.psnr), offset, ha="center", size=8)
+    sides = {
+        FITTED: ((0, 8), "center"), "pruned": ((9, -3), "left"), "octree": ((2, 9), "right"),
+        "codes": ((0, -14), "center"), "codebook": ((4, 8), "left"), WHOLE: ((-4, -14), "center"),
+        LAST: ((0, 8), "center"), FURTHER: ((0, -14), "center"),
+    }  # fmt: skip
+    row[0].plot(mean.bytes[FURTHER] / 1e3, mean.psnr[FURTHER], "^", color="#767d86")
+    for stage, (offset, side) in sides.items():
+        note(row[0], stage, (mean.bytes[stage] / 1e3, mean.psnr[stage]), offset, ha=side, size=8)
     row[0].set(xscale="log", xlabel="kB", ylabel="PSNR of held-out views, dB", title="along the chain")
     plots.ticks(row[0].xaxis, (10, 20, 50, 100, 200, 500))
     row[0].margins(0.14, 0.2)
