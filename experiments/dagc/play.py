@@ -11,7 +11,6 @@ shared    fast uplinks, and a server whose downlink has the rate of all equal on
 """
 
 import argparse
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,6 +35,8 @@ UPLINKS_MB = (0.1, 0.03, 0.133, 0.15, 0.167, 0.183, 0.2, 0.217, 0.233, 0.25)
 EQUAL_MB = 0.175
 CONSTANT = 4
 """Rounds of equal messages that are played."""
+WITH_THRESHOLDS = ("equal",)
+"""Networks over which thresholds are played, whose rounds differ from seed to seed."""
 PLAYED = ("uniform", "share^(2/3)", train.SAME, train.ABSOLUTE)
 
 
@@ -74,8 +75,8 @@ def networks(answer_bytes: int) -> dict[str, list[LinkProfile]]:
     together = 8 * round(1e6 * scale * EQUAL_MB) * train.CLIENTS
     return {
         "equal": star([EQUAL_MB] * train.CLIENTS, "link(1Gbit, 10ms)"),
-        "FedLuck's": star(list(UPLINKS_MB), "link(1Gbit, 10ms)"),
         "shared": star([36.0] * train.CLIENTS, f"link(1Gbit, 10ms, down.rate={together}bit, down.buffer=256kB)"),
+        "FedLuck's": star(list(UPLINKS_MB), "link(1Gbit, 10ms)"),
     }
 
 
@@ -104,30 +105,48 @@ def main(asked: argparse.Namespace) -> None:
     for line in csv_rows.read_records(asked.output / "messages.csv"):
         key = line["arm"], line["mean_ratio"], line["seed"]
         changing.setdefault(key, []).append([int(size) for size in line["payload_bytes"].split()])
+    for network in networks(parameters()):
+        table.add(played(network, runs, changing, table))
+
+
+def played(
+    network: str,
+    runs: Sequence[Mapping[str, str]],
+    changing: Mapping[tuple[str, ...], list[list[int]]],
+    known: csv_rows.Table,
+) -> list[Row]:
+    """Play what is not known of one network."""
     answer = parameters()
+    links = networks(answer)[network]
     plays: dict[tuple[str, ...], OverLinks] = {}
     todo: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
-    for (network, links), row in itertools.product(networks(answer).items(), runs):
-        if (network, *(row[name] for name in Row._fields[1:6])) in table:
+    for row in runs:
+        if row["arm"] not in train.ARMS and network not in WITH_THRESHOLDS:
+            continue
+        if (network, *(row[name] for name in Row._fields[1:6])) in known:
             continue
         arm, mean = row["arm"], row["mean_ratio"]
         play = (network, arm, mean, *([] if arm in train.ARMS else [row["seed"]]))
         todo.append((play, row))
         if play not in plays:
             always = arm in train.ARMS
-            sent = [constant(arm, skew, float(mean))] * CONSTANT if always else changing[arm, mean, row["seed"]]
+            sent = (
+                [constant(arm, float(row["skew"]), float(mean))] * CONSTANT
+                if always
+                else changing[arm, mean, row["seed"]]
+            )
             trace = rounds_trace(sent, LOCAL_NS, answer)
             plays[play] = OverLinks(trace, guest_lab("star", links, len(links)))
     every = play_virtual(list(plays.values()), prove_steady=False) if plays else []
     ends = {
-        name: [end / 1e9 for end in step_ends(play.trace, played.lanes, played.steps)]
-        for (name, play), played in zip(plays.items(), every, strict=True)
+        name: [end / 1e9 for end in step_ends(play.trace, found.lanes, found.steps)]
+        for (name, play), found in zip(plays.items(), every, strict=True)
     }
     ideals = {
         name: replay(play.trace, links=Pipes("star", play.lab.profiles, len(play.lab.profiles)))[-1] / 1e9
         for name, play in plays.items()
     }
-    table.add(timed(name[0], row, ends[name], ideals[name]) for name, row in todo)
+    return [timed(network, row, ends[name], ideals[name]) for name, row in todo]
 
 
 def timed(network: str, run: Mapping[str, str], ends: Sequence[float], ideal_s: float) -> Row:

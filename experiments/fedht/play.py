@@ -10,8 +10,7 @@ FedLuck's the uplinks of its released configuration, with a straggler
 """
 
 import argparse
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import train
@@ -72,32 +71,44 @@ def main(asked: argparse.Namespace) -> None:
         changing.setdefault(run, []).append([int(size) for size in line["payload_bytes"].split()])
     rows = [row for row in csv_rows.read_records(asked.output / "runs.csv") if row["use"] == "result"]
     strongest = min(float(row["alpha"]) for row in rows)
+    for network in UPLINKS_MB:
+        table.add(played(network, [row for row in rows if float(row["alpha"]) == strongest], changing, table))
+
+
+def played(
+    network: str,
+    rows: Sequence[Mapping[str, str]],
+    changing: Mapping[tuple[str, ...], list[list[int]]],
+    known: csv_rows.Table,
+) -> list[Row]:
+    """Play what is not known of one network."""
     answer = 4 * sum(each.numel() for each in build_network(MODEL, DIGITS, 0).parameters())
+    profiles = links(UPLINKS_MB[network], answer)
     plays: dict[tuple[str, ...], OverLinks] = {}
     todo: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
-    for network, row in itertools.product(UPLINKS_MB, rows):
+    for row in rows:
         run = row["method"], row["alpha"], row["first_ratio"], row["seed"]
         always = row["method"] == train.TOP_K
-        if (network, *run) in table or float(row["alpha"]) != strongest or not (always or run in changing):
+        if (network, *run) in known or not (always or run in changing):
             continue
         play = (network, *run[:3], *([] if always else [row["seed"]]))
         todo.append((play, row))
         if play not in plays:
             sent = [constant(row)] * CONSTANT if always else changing[run]
-            profiles = links(UPLINKS_MB[network], answer)
             plays[play] = OverLinks(rounds_trace(sent, LOCAL_NS, answer), guest_lab("star", profiles, len(profiles)))
     every = play_virtual(list(plays.values()), prove_steady=False) if plays else []
     found = {}
-    for (name, play), played in zip(plays.items(), every, strict=True):
-        ends = step_ends(play.trace, played.lanes, played.steps)
+    for (name, play), times in zip(plays.items(), every, strict=True):
+        ends = step_ends(play.trace, times.lanes, times.steps)
         ideal = replay(play.trace, links=Pipes("star", play.lab.profiles, len(play.lab.profiles)))
         found[name] = [[each[-1] / 1e9, (each[-1] - each[-2]) / 1e9] for each in (ends, ideal)]
     done = []
     for name, row in todo:
         more = max(0, int(row["rounds"]) - plays[name].trace.steps)
         seconds = (whole + more * last for whole, last in found[name])
-        done.append(Row(name[0], row["method"], strongest, float(row["first_ratio"]), int(row["seed"]), *seconds))
-    table.add(done)
+        named = row["method"], float(row["alpha"]), float(row["first_ratio"]), int(row["seed"])
+        done.append(Row(network, *named, *seconds))
+    return done
 
 
 if __name__ == "__main__":

