@@ -20,7 +20,7 @@ UNIFORM, RULE, RELEASED, INVERSE = "uniform", "share^(2/3)", "released code", "s
 SAME, ABSOLUTE = "same threshold", "DAGC-A"
 BASES = {SAME: None, ABSOLUTE: SAME, UNIFORM: None}
 """What an arm is compared with, where it is not uniform ratios."""
-NETWORKS = {"equal": "equal uplinks", "FedLuck's": "FedLuck's uplinks", "shared": "a shared downlink"}
+NETWORKS = {"equal": "equal uplinks", "FedLuck's": "FedLuck's uplinks"}
 COLOURS = {ABSOLUTE: "#009e73", RULE: "#0072b2", RELEASED: "#e69f00", INVERSE: "#d55e00"}
 GROUP = ["feedback", "skew", "mean_ratio"]
 LARGEST_GAIN = 1.25
@@ -232,7 +232,7 @@ def draw_times(folder: Path) -> Figure:
     rows = [(RULE, mean) for mean in sorted(set(played.mean_ratio), reverse=True)]
     rows += [(ABSOLUTE, mean) for mean in sorted(set(runs[runs.arm == ABSOLUTE].mean_ratio))]
     places = ("rounds", *NETWORKS)
-    figure, (panels,) = plots.panels(1, len(places), (10.2, 2.6), sharey=True)
+    figure, (panels,) = plots.panels(1, len(places), (9.2, 2.6), sharey=True)
     for axes, network in zip(panels, places, strict=True):
         for place, (arm, mean) in enumerate(rows):
             if network == "rounds":

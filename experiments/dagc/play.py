@@ -7,7 +7,6 @@ The server answers with dense weights.
 
 equal     every client has an uplink of the same rate
 FedLuck's the uplinks of its released configuration, with a straggler: the clients with most data have the slowest ones
-shared    fast uplinks, and a server whose downlink has the rate of all equal ones together
 """
 
 import argparse
@@ -34,7 +33,7 @@ _PUBLISHED_BYTES = 4 * 234_090
 UPLINKS_MB = (0.1, 0.03, 0.133, 0.15, 0.167, 0.183, 0.2, 0.217, 0.233, 0.25)
 EQUAL_MB = 0.175
 CONSTANT = 4
-"""Rounds of equal messages that are played."""
+"""Rounds of equal messages that are played: where every queue has one flow, rounds repeat."""
 WITH_THRESHOLDS = ("equal",)
 """Networks over which thresholds are played, whose rounds differ from seed to seed."""
 PLAYED = ("uniform", "share^(2/3)", train.SAME, train.ABSOLUTE)
@@ -67,16 +66,14 @@ def networks(answer_bytes: int) -> dict[str, list[LinkProfile]]:
     """Return the links of the clients and of the server, by network."""
     scale = answer_bytes / _PUBLISHED_BYTES
 
-    def star(uplinks: list[float], server: str) -> list[LinkProfile]:
+    def star(uplinks: list[float]) -> list[LinkProfile]:
         rates = [8 * round(1e6 * scale * rate) for rate in uplinks]
         clients = [f"link(80Mbit, 10ms, up.rate={rate}bit, up.buffer=256kB)" for rate in rates]
-        return [load_profile(link) for link in (*clients, server)]
+        return [load_profile(link) for link in (*clients, "link(1Gbit, 10ms)")]
 
-    together = 8 * round(1e6 * scale * EQUAL_MB) * train.CLIENTS
     return {
-        "equal": star([EQUAL_MB] * train.CLIENTS, "link(1Gbit, 10ms)"),
-        "shared": star([36.0] * train.CLIENTS, f"link(1Gbit, 10ms, down.rate={together}bit, down.buffer=256kB)"),
-        "FedLuck's": star(list(UPLINKS_MB), "link(1Gbit, 10ms)"),
+        "equal": star([EQUAL_MB] * train.CLIENTS),
+        "FedLuck's": star(list(UPLINKS_MB)),
     }
 
 
