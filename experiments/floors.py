@@ -16,7 +16,7 @@ from testbed.spec import TextSpec
 from testbed.workloads import characters, floor, prepare, windows
 
 HERE = Path(__file__).resolve().parent
-CHARACTERS = ("sites", "local_steps_or_codec", "deco_varying", "newer_methods")
+CHARACTERS = ("sites", "local_steps_or_codec", "deco_varying", "newer_methods", "one_shot")
 """Experiments with the model of single characters."""
 TEXTS = {
     "aqsgd_finetuning": ("moby-dick", "gpt2-mini", 128, 4, 8),

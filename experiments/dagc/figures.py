@@ -1,6 +1,6 @@
 """Draws the figure and generates the tables of dagc: `python experiments/dagc/figures.py`.
 
-This reads runs.csv from the output folder, which train.py writes, and published.csv.
+This reads runs.csv and times.csv from the output folder, which train.py and play.py write, and published.csv.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,11 @@ from testbed.report.claim_rows import Facts
 
 HERE = Path(__file__).resolve().parent
 UNIFORM, RULE, RELEASED, INVERSE = "uniform", "share^(2/3)", "released code", "share^(-2/3)"
-COLOURS = {RULE: "#0072b2", RELEASED: "#e69f00", INVERSE: "#d55e00"}
+SAME, ABSOLUTE = "same threshold", "DAGC-A"
+BASES = {SAME: None, ABSOLUTE: SAME, UNIFORM: None}
+"""What an arm is compared with, where it is not uniform ratios."""
+NETWORKS = {"equal": "equal uplinks", "FedLuck's": "FedLuck's uplinks"}
+COLOURS = {ABSOLUTE: "#009e73", RULE: "#0072b2", RELEASED: "#e69f00", INVERSE: "#d55e00"}
 GROUP = ["feedback", "skew", "mean_ratio"]
 LARGEST_GAIN = 1.25
 """Largest published speed-up: published.csv."""
@@ -47,15 +51,16 @@ def against(runs: Any, arm: str, base: str = UNIFORM) -> Judgement | None:
     return judge("loss", ours, theirs, 0.0, looks=LOOKS) if ours and theirs else None
 
 
-def faster(runs: Any) -> Judgement | None:
-    """Judge whether ratios by share need fewer rounds to the target than uniform ones, in one setting; None if a run
-    never reached it.
+def faster(runs: Any, arm: str = RULE, column: str = "rounds_to_target") -> Judgement | None:
+    """Judge whether ratios, or thresholds, by share need fewer rounds, or less time, to the target than uniform ones,
+    in one setting; None if a run never reached it.
     """
-    ours, base = (experiments.by_seed(runs, "rounds_to_target", arm=arm) for arm in (RULE, UNIFORM))
-    every = experiments.by_seed(runs, "loss", arm=UNIFORM)
-    if not every or ours.keys() != every.keys() or base.keys() != every.keys():
+    theirs, looks = BASES.get(arm) or UNIFORM, 1 if arm == ABSOLUTE else LOOKS
+    ours, base = (experiments.by_seed(runs, column, arm=each) for each in (arm, theirs))
+    every = set(runs[runs.arm == theirs].seed)
+    if not every or ours.keys() != every or base.keys() != every:
         return None
-    return judge("speed_up", ours, base, 1.0, looks=LOOKS)
+    return judge("speed_up", ours, base, 1.0, looks=looks)
 
 
 def table(folder: Path) -> Any:
@@ -63,7 +68,8 @@ def table(folder: Path) -> Any:
     runs, rows = results(folder), []
     for (feedback, skew, mean), group in runs.groupby(GROUP):
         for arm, part in group.groupby("arm", sort=False):
-            found = None if arm == UNIFORM else against(group, str(arm))
+            base = BASES.get(str(arm), UNIFORM)
+            found = None if base is None else against(group, str(arm), base)
             reached = part.rounds_to_target.notna()
             rows.append(
                 {
@@ -84,6 +90,53 @@ def table(folder: Path) -> Any:
     return pandas.DataFrame(rows).sort_values(
         ["mean ratio", "feedback", "skew"], ascending=[False, True, True], kind="stable"
     )
+
+
+def times(folder: Path) -> Any:
+    """Return the time to the target over each network, means over seeds."""
+    rows = []
+    for (network, mean, feedback, arm), part in pandas.read_csv(folder / "times.csv").groupby(
+        ["network", "mean_ratio", "feedback", "arm"], sort=False
+    ):
+        rows.append(
+            {
+                "network": NETWORKS[str(network)],
+                "mean ratio": mean,
+                "feedback": "yes" if feedback else "no",
+                "arm": arm,
+                "s per round": f"{part.round_s.mean():.3f}",
+                "ideal": f"{part.ideal_s.mean():.3f}",
+                "rounds to 70 %": f"{part.rounds.mean():.1f}",
+                "s to 70 %": f"{part.seconds.mean():.2f}",
+            }
+        )
+    return pandas.DataFrame(rows)
+
+
+def sooner(folder: Path, arm: str) -> Iterator[Facts]:
+    """Yield for each network and setting by what factor an arm reaches the target sooner."""
+    if not (folder / "times.csv").is_file():
+        return
+    played = pandas.read_csv(folder / "times.csv")
+    base = BASES.get(arm) or UNIFORM
+    for (network, mean, feedback), group in played.groupby(["network", "mean_ratio", "feedback"], sort=False):
+        if (found := faster(group, arm, "seconds")) is not None:
+            lasts = [group[group.arm == each].round_s.mean() for each in (arm, base)]
+            said = "a round lasts {:.2f} s on average against {:.2f} s".format(*lasts)
+            setting = f"{NETWORKS[str(network)]}, mean ratio {mean:g}{', error feedback' * bool(feedback)}"
+            said = experiments.open_words(said, found, seed_s(), LARGEST_GAIN)
+            yield {"judgement": found, "setting": setting, "said": said, "arm": arm, "base": base}
+
+
+def fewer(folder: Path, arm: str) -> Iterator[Facts]:
+    """Yield by what factor DAGC-A reduces the rounds."""
+    for (_, skew, mean), group in results(folder).groupby(GROUP):
+        if arm in set(group.arm) and (found := faster(group, arm)) is not None:
+            means = [group[group.arm == each].rounds_to_target.mean() for each in (arm, BASES[arm])]
+            said = "{:.1f} rounds on average against {:.1f}".format(*means)
+            said = experiments.open_words(said, found, seed_s(), 1 / (1 - 0.1665))
+            sent = [group[group.arm == each].payload_mb.mean() for each in (arm, BASES[arm])]
+            yield {"judgement": found, "skew": skew, "mean": mean, "said": said, "more": sent[0] / sent[1]}
 
 
 def settings(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -129,18 +182,25 @@ def answer(folder: Path) -> str:
         for mean in means
         if (found := faster(chosen(runs, False, largest, mean))) is not None
     ]
-
-    def taken(arm: str, feedback: bool) -> str:
-        rows = chosen(runs, feedback, largest, means[0])
-        least = rows[rows.arm == arm].rounds_to_target
-        return f"{least.mean():.1f}" if least.notna().all() else "more than all"
-
+    said = ", ".join(speeds) or "not every seed does"
     return (
-        f"If the largest client has {largest:g} times the images of the smallest, DAGC-R's ratios reach "
-        f"70 % accuracy sooner than uniform ones of the same mean: {', '.join(speeds) or 'not every seed reaches it'} "
-        f"(published: 1.25 at most). With error feedback, uniform ratios take {taken(UNIFORM, True)} rounds, DAGC-R's "
-        f"without it {taken(RULE, False)}."
+        f"If the largest client has {largest:g} times the images of the smallest, DAGC-R's ratios reach 70 % accuracy "
+        f"in fewer rounds than uniform ones of the same mean: {said} (published: 1.25 at most). "
+        f"{_over_links(folder, means[0])}"
     )
+
+
+def _over_links(folder: Path, mean: float) -> str:
+    """Return what the factor is over links."""
+    if not (folder / "times.csv").is_file():
+        return ""
+    played, parts = pandas.read_csv(folder / "times.csv"), []
+    for network, words in NETWORKS.items():
+        group = played[(played.network == network) & (played.mean_ratio == mean) & ~played.feedback]
+        if (found := faster(group, RULE, "seconds")) is not None:
+            parts.append(f"{found.value:.2f} over {words}")
+    said = ", ".join(parts) or "not every seed reaches it"
+    return f"In seconds, at {mean:g}: {said}; a round waits for the longest message."
 
 
 def draw(folder: Path) -> Figure:
@@ -164,6 +224,31 @@ def draw(folder: Path) -> Figure:
     return figure
 
 
+def draw_times(folder: Path) -> Figure:
+    """Draw by what factor DAGC's rules reach the target sooner, in rounds and over each network."""
+    runs = results(folder)
+    skew = max(runs["skew"])
+    played = pandas.read_csv(folder / "times.csv")
+    rows = [(RULE, mean) for mean in sorted(set(played.mean_ratio), reverse=True)]
+    rows += [(ABSOLUTE, mean) for mean in sorted(set(runs[runs.arm == ABSOLUTE].mean_ratio))]
+    places = ("rounds", *NETWORKS)
+    figure, (panels,) = plots.panels(1, len(places), (9.2, 2.6), sharey=True)
+    for axes, network in zip(panels, places, strict=True):
+        for place, (arm, mean) in enumerate(rows):
+            if network == "rounds":
+                found = faster(chosen(runs, False, skew, mean), arm)
+            else:
+                part = played[(played.network == network) & (played.mean_ratio == mean) & ~played.feedback]
+                found = faster(part, arm, "seconds")
+            plots.estimates(axes, [(place, found)], COLOURS[arm], across=True, width=1.6)
+        axes.axvline(1, color=style.INK, lw=0.9)
+        axes.set(title=NETWORKS.get(network, "rounds"), xscale="log", xlim=(0.3, 2.5), xlabel="times as fast")
+        plots.ticks(axes.xaxis, (0.3, 0.5, 1, 2))
+        name_rows(axes, [f"{'DAGC-R' if arm == RULE else arm}, {mean:g}" for arm, mean in rows])
+    plots.finish(figure, "Fewer rounds are not less time where a round waits for the longest message")
+    return figure
+
+
 def _finding(runs: Any) -> str:
     skew = max(runs["skew"])
     ends = [
@@ -174,8 +259,8 @@ def _finding(runs: Any) -> str:
     return f"Skew {skew:g}: DAGC-R's ratios end {' and '.join(ends)} nats lower"
 
 
-BLOCKS = {"answer": answer, "arms": table}
-FIGURES = {"gain": draw}
+BLOCKS = {"answer": answer, "arms": table, "times": times}
+FIGURES = {"gain": draw, "times": draw_times}
 
 if __name__ == "__main__":
     publishing.run(globals())

@@ -1,7 +1,8 @@
 """DAGC: workers with more data compress less, at a given mean ratio.
 
-This is DAGC-R, for a relative compressor such as top-k. Ratios are proportional to the data share to the power 2/3,
-which minimises the heterogeneity term of the convergence bound for a fixed least ratio.
+DAGC-R is for a relative compressor such as top-k. Ratios are proportional to the data share to the power 2/3, which
+minimises the heterogeneity term of the convergence bound for a fixed least ratio. DAGC-A is for an absolute one, a hard
+threshold, which is inversely proportional to it.
 
 `released_ratios` is the released code's search. Its candidates do not minimise that term, and its result is not
 monotone in the shares, so this project uses the underlying rule, `ratios`.
@@ -62,6 +63,14 @@ def released_ratios(shares: Sequence[float], mean: float) -> tuple[float, ...]:
             chosen = [weight / weights[other] / (1 + rest) for weight in weights]
             chosen[least] = 1 / (1 + rest)
     return tuple(ratio * count * mean for ratio in chosen)
+
+
+def thresholds(shares: Sequence[float], mean: float) -> tuple[float, ...]:
+    """Return DAGC-A's threshold for each worker; their harmonic mean is `mean`. SpecError unless all are positive."""
+    weights = _weights(shares)
+    if mean <= 0:
+        raise SpecError(f"mean threshold {mean:g} must be positive")
+    return tuple(mean * math.fsum(weights) / len(weights) / weight for weight in weights)
 
 
 def _weights(shares: Sequence[float]) -> list[float]:

@@ -3,6 +3,9 @@
 Each client takes local SGD steps on its own shard and sends the resulting change; the server subtracts the mean,
 weighted by shard size, and all clients continue from the result. Clients send bytes, which the server decodes with its
 own codecs; the server's replies are not coded.
+
+Rounds are synchronous, so links change when a round ends and not what it computes: `trace.synthetic.rounds_trace` plays
+the lengths of the messages afterwards.
 """
 
 from __future__ import annotations
@@ -83,6 +86,8 @@ class FederatedRound(NamedTuple):
     """Payload bytes of all clients in this round."""
     kept: float
     """Share of non-zero values in the decoded tensors, mean over clients."""
+    by_client: tuple[int, ...]
+    """Payload bytes of each client."""
 
 
 class Federation:
@@ -128,8 +133,9 @@ class Federation:
                 worker.receive([value.clone() for value in mean])
                 worker.apply_until(number + 1)
             loss, accuracy = score(learners[0].model, test)
-            sent = sum(map(len, payloads))
-            yield FederatedRound(number, spec.stepsize(number), loss, accuracy, sent, sum(kept) / len(kept))
+            sent = tuple(map(len, payloads))
+            shared = sum(kept) / len(kept)
+            yield FederatedRound(number, spec.stepsize(number), loss, accuracy, sum(sent), shared, sent)
 
     def first_update(self) -> Tensor:
         """Return the coded tensors' updates of all clients in the first round, as one vector."""

@@ -1,11 +1,14 @@
-"""Traces from stated durations and sizes, without a model: a pipeline, for `predict` and tests; a transfer."""
+"""Traces from stated durations and sizes, without a model: a pipeline, for `predict` and tests; a transfer; rounds."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.jobs.actions import Action, Decode, Encode, EndStep, Key, Program, Receive, Send, Sizes, Work
+from testbed.jobs.data_parallel import MESSAGES as OF_WORKERS
+from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
 from testbed.jobs.schedule import all_actions
 from testbed.spec import ScheduleName
@@ -100,6 +103,23 @@ def transfer_trace(messages: Iterable[tuple[int, int, int]]) -> Trace:
     job = Transfer(len(numbers))
     sites = Colocation.apart(job.places, ("send", "receive"))
     return TracedJob(job, nodes, cost, labels, {"maker": "transfer"}, sites).trace()
+
+
+def rounds_trace(sent: Sequence[Sequence[int]], local_ns: int, answer_bytes: int) -> Trace:
+    """Return the trace of synchronous federated rounds over a star: each client computes for `local_ns` and sends its
+    message, whose bytes `sent` states by round and client; the server, once it has all, answers each client.
+    """
+    clients = len(sent[0])
+
+    def size(node: int, key: Key) -> int:
+        return answer_bytes if node == clients else sent[key.step][node]
+
+    def cost(node: int, action: Action) -> int | None:
+        return local_ns if isinstance(action, Work) and action.what == "local step" else None
+
+    job = DataParallelJob(clients, "star", [0] * clients, [1] * clients, len(sent))
+    nodes = [Sizes(functools.partial(size, node)) for node in range(clients + 1)]
+    return TracedJob(job, nodes, cost, ("local step", *OF_WORKERS), {"maker": "federated rounds"}).trace()
 
 
 def _each(value: int | Sequence[int], count: int) -> Sequence[int]:

@@ -191,6 +191,23 @@ def test_dagc_s_mean_holds_and_more_data_is_compressed_less(shares: list[float],
     assert math.fsum(dagc.released_ratios(descending, mean)) == pytest.approx(mean * len(shares), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((0.4, 0.3, 0.2, 0.1), (0.035654, 0.043191, 0.056597, 0.089842)),
+        ((0.5, 0.25, 0.15, 0.05, 0.05), (0.02509, 0.039828, 0.055987, 0.116457, 0.116457)),
+    ],
+)
+def test_dagc_s_thresholds_are_golden_and_their_harmonic_mean_holds(
+    shares: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    found = dagc.thresholds(shares, 0.05)
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert len(found) / math.fsum(1 / each for each in found) == pytest.approx(0.05, rel=1e-9)
+    with pytest.raises(SpecError):
+        dagc.thresholds(shares, 0.0)
+
+
 # ------------------------------------------------------------------ thresholds
 def test_a_threshold_follows_the_stepsize_and_keeps_the_ratio() -> None:
     update = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)

@@ -74,3 +74,10 @@ def test_a_threshold_changes_from_round_to_round_and_error_feedback_goes_on() ->
     # what was held back in the first round is sent as well
     without = list(federation.train(lambda number, stepsize: [codecs(number, stepsize)[0][3:-1]] * 3))
     assert rounds[1].kept > without[1].kept
+
+
+def test_each_client_s_bytes_are_known() -> None:
+    federation = Federation(spec())
+    (first, *_) = federation.train(lambda number, stepsize: ["topk(0.5, tensor)", "fp32", "topk(0.1, tensor)"])
+    assert sum(first.by_client) == first.payload_bytes
+    assert first.by_client[1] > first.by_client[0] > first.by_client[2]
