@@ -18,6 +18,7 @@ vm           the guest kernels
 export       results for other programs
 docs         generate the pages that are built from tables and CSVs
 
+cluster      shared by the commands that may run their work on a cluster: flags, connection
 console      shared by all commands: consoles, tables, flags, the choice of engine and clock
 planned      prints the plan of a sweep: cells, run counts, predicted time
 """
