@@ -32,7 +32,7 @@ def test_predicted_and_played_steps_agree() -> None:
     pipelines = [row for row in rows if row.layout.startswith("pipeline")]
     assert len(pipelines) >= len({row.set_up for row in rows}) > 0
     apart = [abs(row.predicted_s / row.played_s - 1) for row in pipelines]
-    assert sorted(apart)[len(apart) // 2] < 0.02
+    assert sorted(apart)[len(apart) // 2] < 0.05
 
 
 def test_the_page_has_the_held_out_table() -> None:
