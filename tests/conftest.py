@@ -126,7 +126,7 @@ _NEEDS: dict[str, Callable[[], None]] = {
     "hivemind": functools.partial(_try_package, "hivemind"),
     "flower": functools.partial(_try_package, "flwr"),
     "torchft": functools.partial(_try_package, "torchft"),
-    "ns3": functools.partial(_try_package, "ns3"),
+    "ns3": functools.partial(_try_package, "ns"),
     "ray": functools.partial(_try_package, "ray"),
     "clock_kernel": _try_clock_kernel,
     "virtual_clock": _try_virtual_clock,

@@ -301,7 +301,12 @@ def test_both_floors_are_recorded_and_computed_after_the_peak_memory_was_read(
 
     def noted(name: str) -> Any:
         does = getattr(alone, name)
-        return lambda *given: order.append(name) or does(*given)
+
+        def noting(*given: Any) -> Any:
+            order.append(name)
+            return does(*given)
+
+        return noting
 
     for name in ("_peak_memory_bytes", "floors_of"):
         monkeypatch.setattr(alone, name, noted(name))

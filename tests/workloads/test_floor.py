@@ -136,7 +136,7 @@ def test_the_floors_of_a_file_are_computed_once_and_images_have_none(
     assert known == (unigram_floor(tokens, spec, 50), bigram_floor(tokens, spec, 50))
     monkeypatch.setattr(floor, "bigram_floor", None)
     assert floor.floors_of(path, spec, 50) == known
-    assert floor.floors_of(tmp_path, ImagesSpec.model_construct(images="digits"), 10) == (None, None)
+    assert floor.floors_of(tmp_path, ImagesSpec(images="digits", model="mlp", batch_size=8), 10) == (None, None)
 
 
 def test_a_long_text_needs_little_more_memory_than_its_different_pairs() -> None:
