@@ -35,8 +35,8 @@ COLOURS = {
     "stages, PowerSGD": "#e69f00",
     "stages, rvq": "#d55e00",
 }
-LEFT = ("NoLoCo", "stages, bf16")
-"""Labelled on their left."""
+LEFT = ("NoLoCo",)
+"""Labelled on its left."""
 EQUAL = 0.05
 """Nats that count as no worse: more than five seeds can detect (`power`)."""
 EARLIER = "local_steps_or_codec"
