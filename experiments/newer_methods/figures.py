@@ -35,6 +35,8 @@ COLOURS = {
     "stages, PowerSGD": "#e69f00",
     "stages, rvq": "#d55e00",
 }
+LEFT = ("NoLoCo",)
+"""Labelled on its left."""
 EQUAL = 0.05
 """Nats that count as no worse: more than five seeds can detect (`power`)."""
 EARLIER = "local_steps_or_codec"
@@ -162,25 +164,32 @@ def covenant(folder: Path) -> str:
 # ------------------------------------------------------------------ figures
 def draw(folder: Path) -> Figure:
     """Draw the losses against the bits sent, of workers and of stages."""
-    figure, (row,) = plots.panels(1, 2, (9.6, 4.0), sharey=True)
+    figure, (row,) = plots.panels(1, 2, (9.6, 4.0))
     names = list(results(folder).method.unique())
     for axes, column, inside in (
         (row[0], "sent_bits", [name for name in names if not name.startswith(STAGES)]),
         (row[1], "bits", [name for name in names if name.startswith(STAGES)]),
     ):
         for name in inside:
-            values = losses(folder, name)
-            x = of(folder, name, column)
+            values, x = losses(folder, name), of(folder, name, column)
+            mean, side = experiments.mean_of(values), -1 if name in LEFT else 1
             axes.plot([x] * len(values), list(values.values()), "o", ms=4, alpha=0.45, color=COLOURS[name], mew=0)
-            axes.plot([x], [experiments.mean_of(values)], "D", ms=6, color=COLOURS[name], label=name)
+            axes.plot([x], [mean], "D", ms=6, color=COLOURS[name])
+            axes.annotate(
+                name.removeprefix(STAGES), (x, mean), (9 * side, 0), textcoords="offset points",
+                va="center", ha="left" if side > 0 else "right", color=COLOURS[name],
+            )  # fmt: skip
+        places = sorted({float(f"{of(folder, name, column):.2g}") for name in inside})
         axes.set_xscale("log")
+        axes.set_xlim(places[0] / 1.5, places[-1] * 1.9)
+        kept = [place for place, after in zip(places, [*places[1:], 1e9], strict=True) if after / place > 1.1]
+        plots.ticks(axes.xaxis, kept, "{:g}".format)
+        axes.set_ylabel("validation loss, nats")
         floors.draw_floors(axes, HERE)
     row[0].set_title(_title(folder, "MuLoCo, 2 bits", "DiLoCo", "MuLoCo"))
     row[1].set_title(_title(folder, "stages, rvq", "stages, bf16", "rvq"))
-    row[0].set(xlabel="bits that a worker sends, per batch and parameter", ylabel="validation loss, nats")
+    row[0].set_xlabel("bits that a worker sends, per batch and parameter")
     row[1].set_xlabel("bits per value between stages")
-    for axes in row:
-        axes.legend(loc="upper right", fontsize=8)
     plots.finish(figure)
     return figure
 

@@ -68,10 +68,10 @@ def _local(steps: int, exchange: str = "all-reduce", outer: OuterSpec = NESTEROV
 
 
 ARMS = (
-    Arm("DiLoCo", "fp32", (0.004, 0.008), _local(20)),
+    Arm("DiLoCo", "fp32", (0.004, 0.008, 0.016), _local(20)),
     Arm("MuLoCo, 2 bits", "ef(int2(group=64))", (0.008, 0.016), _local(20, "all-gather"), muon=True),
-    Arm("DiLoCo, 2 bits", "ef(int2(group=64))", (0.004, 0.008), _local(20, "all-gather")),
-    Arm("NoLoCo", "fp32", (0.004, 0.008), _local(20, "pairs", GOSSIP)),
+    Arm("DiLoCo, 2 bits", "ef(int2(group=64))", (0.004, 0.008, 0.016), _local(20, "all-gather")),
+    Arm("NoLoCo", "fp32", (0.004, 0.008, 0.016), _local(20, "pairs", GOSSIP)),
     Arm("stages, bf16", "bf16", (0.008, 0.016)),
     Arm("stages, rvq", "rvq(12)", (0.004, 0.008)),
     Arm("stages, PowerSGD", "powersgd(2)", (0.004, 0.008)),
