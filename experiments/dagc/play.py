@@ -93,7 +93,7 @@ def constant(arm: str, skew: float, mean: float) -> list[int]:
 
 def main(asked: argparse.Namespace) -> None:
     """Play what runs.csv has and times.csv lacks."""
-    table = csv_rows.Table(asked.output / "times.csv", Row, *Row._fields[:6])
+    table = csv_rows.Table(asked.output / "times.csv", Row, *Row._fields[:6], digits=None)
     rows = csv_rows.read_records(asked.output / "runs.csv")
     runs = [row for row in rows if row["use"] == "result" and row["arm"] in PLAYED]
     skew = max(float(row["skew"]) for row in runs)
