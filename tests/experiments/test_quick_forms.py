@@ -13,8 +13,8 @@ from tests.commands import Command
 
 NAMES = (
     "aqsgd_finetuning", "compactfusion", "cost_of_failures", "dagc", "deco_sgd", "deco_varying", "dice", "fedht",
-    "fedluck", "jitter_and_stragglers", "local_steps_or_codec", "mesongs", "mixed_precision", "newer_methods", "one_shot",
-    "sites", "state_transfer", "subspace_ratio", "topk_knee",
+    "fedluck", "jitter_and_stragglers", "local_steps_or_codec", "mesongs", "mixed_precision", "newer_methods",
+    "one_shot", "sites", "state_transfer", "subspace_ratio", "topk_knee",
 )  # fmt: skip
 """Those without tests of their own for more than this."""
 
