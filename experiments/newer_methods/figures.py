@@ -185,7 +185,7 @@ def draw(folder: Path) -> Figure:
         kept = [place for place, after in zip(places, [*places[1:], 1e9], strict=True) if after / place > 1.1]
         plots.ticks(axes.xaxis, kept, "{:g}".format)
         axes.set_ylabel("validation loss, nats")
-        floors.draw_floors(axes, HERE)
+        floors.draw_floors(axes, HERE, corner=(0, 1))
     row[0].set_title(_title(folder, "MuLoCo, 2 bits", "DiLoCo", "MuLoCo"))
     row[1].set_title(_title(folder, "stages, rvq", "stages, bf16", "rvq"))
     row[0].set_xlabel("bits that a worker sends, per batch and parameter")
