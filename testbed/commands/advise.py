@@ -43,7 +43,7 @@ def advise(
         with writing("the experiment", toml):
             toml.write_text(advice.experiment(setting, chosen), encoding="utf8")
     if as_json:
-        return typer.echo(json.dumps({"recommendations": told, "one_node_s": alone_s}, indent=1))
+        return say(json.dumps({"recommendations": told, "one_node_s": alone_s}, indent=1))
     for number, one in enumerate(told, 1):
         shares = one["limits"]
         bar = "".join(name[0].upper() * round(share * _BAR) for name, share in shares.items())
