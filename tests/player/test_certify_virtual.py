@@ -57,7 +57,7 @@ def test_every_shipped_profile_can_be_probed(name: str) -> None:
 def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[LinkProfile] = []
 
-    def measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int) -> None:
+    def measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int, play: object) -> None:
         for file, link in missing.items():
             measured.append(link)
             file.write_text(virtual(40.0).model_dump_json())
