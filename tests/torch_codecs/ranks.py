@@ -34,7 +34,7 @@ def in_processes(job: Callable[..., Any], folder: Path, *arguments: Any, ranks: 
         forked.Program(["-m", __name__, name, str(folder), str(rank), str(ranks), codecs], env=env, merged=True)
         for rank in range(ranks)
     ]
-    outputs = [program.communicate(120)[0] for program in started]
+    outputs = [program.communicate(600)[0] for program in started]
     assert [program.returncode for program in started] == [0] * ranks, "\n".join(outputs)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
