@@ -168,9 +168,9 @@ class Floors(NamedTuple):
     """
 
     unigram: float | None = None
-    """Of the frequency of each token."""
+    """Loss of a table of each token's frequency."""
     bigram: float | None = None
-    """Of the tokens that follow each token."""
+    """Loss of a table of the tokens that follow each token."""
 
 
 class TrainedOn(Frozen):

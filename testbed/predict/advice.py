@@ -55,7 +55,7 @@ class Question(NamedTuple):
     nodes: int
     profile: str
     link: LinkProfile
-    """Of every node."""
+    """The access link of every node."""
     batch: int
     """Sequences per batch, over all nodes."""
     tokens: int
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
     job: Mapping[str, Any]
     """Its fields in a cells.toml."""
     memory_bytes: float
-    """Of the device that needs most."""
+    """Need of the device that needs most."""
     codecs: tuple[str, ...] = ()
     """Forward and backward."""
     batch_s: float = 0.0

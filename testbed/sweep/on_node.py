@@ -30,7 +30,7 @@ _STATED = ("recipe", "lab")
 """Fields of jobs in which nothing is replaced."""
 
 
-class Sent(NamedTuple):
+class SentFile(NamedTuple):
     """A file that a task reads."""
 
     path: str
@@ -44,7 +44,7 @@ class Shipment(NamedTuple):
     """A task, as it is sent."""
 
     task: Task
-    files: list[Sent]
+    files: list[SentFile]
     cache: str
     """The sender's cache folder."""
     versions: Mapping[str, str]
@@ -63,17 +63,17 @@ class Done(NamedTuple):
     """The files of the folder that the task makes, by their names in it."""
 
 
-class Facts(NamedTuple):
+class NodeFacts(NamedTuple):
     """Description of a machine."""
 
     host: str
     versions: dict[str, str]
     machine: dict[str, Any]
-    """As from `environment.describe_machine`."""
+    """What `environment.describe_machine` returns there."""
 
 
 @functools.cache
-def facts() -> Facts:
+def facts() -> NodeFacts:
     """Describe this machine and the versions here on which results depend."""
     machine, kernel = describe_machine(), vm.find_clock_kernel()
     versions = {
@@ -81,7 +81,7 @@ def facts() -> Facts:
         "torch": str(machine["versions"]["torch"]),
         "guest kernel": "none" if kernel is None else f"{kernel.version} ({kernel.sha256[:12]})",
     }
-    return Facts(platform.node(), versions, machine)
+    return NodeFacts(platform.node(), versions, machine)
 
 
 def differences(here: Mapping[str, str], needed: Mapping[str, str]) -> str:
@@ -118,7 +118,7 @@ def work(shipment: Shipment, fetch: Callable[[Any], bytes] = lambda content: con
     return Done(here.host, "", result.error, result.said, files)
 
 
-def _placed(sent: Sent, cache: str, folder: Path, fetch: Callable[[Any], bytes]) -> Path:
+def _placed(sent: SentFile, cache: str, folder: Path, fetch: Callable[[Any], bytes]) -> Path:
     """Return the place of a file here, which now holds it."""
     path = Path(sent.path)
     kept = path.is_relative_to(cache)

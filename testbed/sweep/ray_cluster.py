@@ -44,7 +44,7 @@ def work_remotely(shipment: on_node.Shipment) -> tuple[on_node.Done, str]:
     return on_node.work(shipment, ray.get), ray.get_runtime_context().get_node_id()
 
 
-def describe_remotely() -> on_node.Facts:
+def describe_remotely() -> on_node.NodeFacts:
     """Describe the node of a worker of Ray."""
     return on_node.facts()
 
@@ -77,7 +77,7 @@ class RayCluster:
         self._closed = threading.Event()
         threading.Thread(target=self._watch_head, daemon=True).start()
         self._needed = on_node.facts().versions
-        self._facts: dict[str, on_node.Facts] = {}
+        self._facts: dict[str, on_node.NodeFacts] = {}
         self._unlike: dict[str, str] = {}
         """By node, why it is not used."""
         self._kind: dict[str, Any] = {}
@@ -200,7 +200,7 @@ class RayCluster:
     def _send(self, task: Task, measured: bool) -> Any:
         """Send a task and the files that it reads. A node that avoids nothing takes any."""
         ray, nodes = self._ray, self._nodes().values()
-        files = [on_node.Sent(str(path), paths.digest(path), ray.put(path.read_bytes())) for path in task.reads]
+        files = [on_node.SentFile(str(path), paths.digest(path), ray.put(path.read_bytes())) for path in task.reads]
         largest = int(max((node["Resources"].get("memory", 0) for node in nodes), default=0))
         guests = task.guest and all("guest" in node["Resources"] for node in nodes)
         options: dict[str, Any] = {"resources": {"guest": 1}, "num_cpus": 0} if guests else {"num_cpus": 1}

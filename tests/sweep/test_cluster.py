@@ -40,7 +40,7 @@ def shipped(folder: Path, **changes: Any) -> on_node.Shipment:
         writes=folder / "made" / "one",
         guest=True,
     )
-    files = [on_node.Sent(str(path), paths.digest(path), path.read_bytes()) for path in task.reads]
+    files = [on_node.SentFile(str(path), paths.digest(path), path.read_bytes()) for path in task.reads]
     shutil.rmtree(folder)
     return on_node.Shipment(task, files, str(cache), on_node.facts().versions)
 
@@ -116,7 +116,7 @@ def test_only_prepared_files_are_sent(tmp_path: Path) -> None:
 def a_cluster(*cpus: str) -> RayCluster:
     cluster = RayCluster.__new__(RayCluster)
     facts = {
-        f"{number}": on_node.Facts(
+        f"{number}": on_node.NodeFacts(
             "host", {}, {"cpu_model": cpu, "cores": 2, "kernel": "6", "versions": {"torch": "2"}}
         )
         for number, cpu in enumerate(cpus)
