@@ -173,7 +173,7 @@ def claims_page(headlines: Iterable[Headline], folders: Iterable[Path], above: s
         if len(there) != 1:
             raise SpecError(f"{head.experiment} has {len(there)} claims that begin with {head.claim!r}, instead of one")
         (c,), home = there, f"{above}/{head.experiment}"
-        names = [f"[{head.says}]({home}/README.md)", c.published, ours(c), c.scale, c.grade, f"**{c.verdict}**"]
+        names = [f"[{head.says}]({home}/README.md)", c.published, ours(c), c.scale, c.grade, _judged(c)]
         lines.append([*map(cell, names), f"[picture]({home}/{head.figure})"])
     index = [
         [
@@ -205,11 +205,12 @@ The grade says how strong the evidence is:
 
 {grades}
 
-A verdict judges the published claim, or the one that the experiment's README states; the finding may be its opposite.
-No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). A claim *holds* or *fails* if the whole
-95 % interval (97.5 or 98.3 % if two or three looks share the error) is on one side of its bound; otherwise it is *not
-resolved*. A claim of a paper holds or fails only with grade A or B, in its own measure and at a stated part of its
-scale; with C or D *arithmetic* reproduces its number, to 5 %, or does not; otherwise the claim is *not comparable*.
+A verdict judges the published claim, or the one that the experiment's README states; what fails is quoted, and the
+finding is its opposite. No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). A claim *holds*
+or *fails* if the whole 95 % interval (97.5 or 98.3 % if two or three looks share the error) is on one side of its
+bound; otherwise it is *not resolved*. A claim of a paper holds or fails only with grade A or B, in its own measure and
+at a stated part of its scale; with C or D *arithmetic* reproduces its number, to 5 %, or does not; otherwise the claim
+is *not comparable*.
 "exact" means a deterministic result of the virtual clock; "second-hand": quoted by others, but not read itself.
 
 ## All {count} claims of {experiments} experiments
@@ -218,6 +219,11 @@ By grade and verdict. Each README lists its experiment's claims with sources and
 `python -m testbed reproduce NAME` measures them again.
 
 {index}"""
+
+
+def _judged(claim: Claim) -> str:
+    """Return the verdict, with the claim if it fails: the finding beside it then says the opposite."""
+    return f"**{claim.verdict}**" + f": {claim.claim}" * (claim.verdict == "fails")
 
 
 def ours(claim: Claim) -> str:
