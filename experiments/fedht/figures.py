@@ -1,6 +1,7 @@
 """Draws the figure and generates the tables of fedht: `python experiments/fedht/figures.py`.
 
-This reads runs.csv and rounds.csv from the output folder, which train.py writes, and published.csv.
+This reads runs.csv, rounds.csv and times.csv from the output folder, which train.py and play.py write, and
+published.csv.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from testbed.report.numbers import span
 
 HERE = Path(__file__).resolve().parent
 TOP_K, FIXED, FOLLOWING = "top-k", "fixed threshold", "gamma-FedHT"
+NETWORKS = {"equal": "equal uplinks", "FedLuck's": "FedLuck's uplinks"}
 COLOURS = {TOP_K: "#767d86", FIXED: "#d55e00", FOLLOWING: "#0072b2"}
 
 
@@ -37,18 +39,18 @@ def change(runs: Any, method: str, alpha: float) -> IntervalEstimate:
     return statistics.of_ratios(list(part.late / part.early), "seed")
 
 
-def at_equal_traffic(runs: Any, method: str, alpha: float) -> Judgement | None:
-    """Judge, in percentage points, whether a method loses no accuracy to top-k at equal traffic: top-k's accuracy is
-    interpolated between its ratios, linearly in the logarithm of the bytes, at each of the method's runs in between; a
-    seed's number is the mean over these. None if no seed has one.
+def at_equal_traffic(runs: Any, method: str, alpha: float, cost: str = "payload_mb") -> Judgement | None:
+    """Judge, in percentage points, whether a method loses no accuracy to top-k at equal traffic, or time: top-k's
+    accuracy is interpolated between its ratios, linearly in the logarithm of the cost, at each of the method's runs in
+    between; a seed's number is the mean over these. None if no seed has one.
     """
     ours, base = dict[str, float](), dict[str, float]()
     for seed, part in runs[runs.alpha == alpha].groupby("seed"):
-        line = part[part.method == TOP_K].sort_values("payload_mb")
-        inside = part[(part.method == method) & part.payload_mb.between(line.payload_mb.min(), line.payload_mb.max())]
+        line = part[part.method == TOP_K].sort_values(cost)
+        inside = part[(part.method == method) & part[cost].between(line[cost].min(), line[cost].max())]
         if inside.empty or inside.accuracy.isna().any():
             continue
-        other = np.interp(np.log(inside.payload_mb), np.log(line.payload_mb), line.accuracy)
+        other = np.interp(np.log(inside[cost]), np.log(line[cost]), line.accuracy)
         ours[str(seed)], base[str(seed)] = -100 * float(inside.accuracy.mean()), -100 * float(np.mean(other))
     return judge("loss", ours, base, 0.0) if ours else None
 
@@ -120,6 +122,42 @@ def lost(folder: Path, method: str, size: float | None = None) -> Iterator[Facts
             yield {"judgement": found, "unresolved": more, **facts}
 
 
+def over_links(folder: Path) -> Any:
+    """Return the runs that were played, with their seconds; empty if there are none."""
+    runs = results(folder)
+    if not (folder / "times.csv").is_file():
+        return runs.assign(network="", seconds=0.0, ideal_s=0.0).iloc[:0]
+    return runs.merge(pandas.read_csv(folder / "times.csv"), on=["method", "alpha", "first_ratio", "seed"])
+
+
+def lost_in_time(folder: Path, method: str, size: float | None = None) -> Iterator[Facts]:
+    """Yield, for each network, the points of accuracy that a method loses to top-k at equal time."""
+    for network, part in over_links(folder).groupby("network", sort=False):
+        for alpha in sorted(set(part.alpha)):
+            if (found := at_equal_traffic(part, method, alpha, "seconds")) is not None:
+                gain, interval = gain_words(found)
+                more = experiments.open_words("", found, seed_s(2), size, "points")
+                facts = {"network": NETWORKS[str(network)], "alpha": alpha, "gain": gain, "interval": interval}
+                yield {"judgement": found, "unresolved": more, **facts}
+
+
+def times(folder: Path) -> Any:
+    """Return the time of the trainings that were played, means over seeds."""
+    mean = over_links(folder).groupby(["network", "method", "first_ratio"], sort=False).mean(numeric_only=True)
+    mean = mean.reset_index()
+    return pandas.DataFrame(
+        {
+            "network": mean.network.map(NETWORKS),
+            "method": mean.method,
+            "first ratio": mean.first_ratio.map("{:g}".format),
+            "MB": mean.payload_mb,
+            "s": mean.seconds.map("{:.1f}".format),
+            "s, links alone": mean.ideal_s.map("{:.1f}".format),
+            "accuracy": mean.accuracy.map("{:.3f}".format),
+        }
+    )
+
+
 def answer(folder: Path) -> str:
     """Return the answer in a few sentences."""
     runs = results(folder)
@@ -171,7 +209,7 @@ def _finding(runs: Any) -> str:
     )
 
 
-BLOCKS = {"answer": answer, "arms": table}
+BLOCKS = {"answer": answer, "arms": table, "times": times}
 FIGURES = {"thresholds": draw}
 
 if __name__ == "__main__":
