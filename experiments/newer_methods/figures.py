@@ -35,8 +35,8 @@ COLOURS = {
     "stages, PowerSGD": "#e69f00",
     "stages, rvq": "#d55e00",
 }
-LEFT = ("NoLoCo",)
-"""Labelled on its left."""
+ABOVE = {"DiLoCo": 1.3, "DiLoCo, 2 bits": 1.3, "NoLoCo": 2.5, "DiLoCo, 30 steps": -1.5}
+"""Labelled above or below, so many lines away; the others on their right."""
 EQUAL = 0.05
 """Nats that count as no worse: more than five seeds can detect (`power`)."""
 EARLIER = "local_steps_or_codec"
@@ -172,17 +172,17 @@ def draw(folder: Path) -> Figure:
     ):
         for name in inside:
             values, x = losses(folder, name), of(folder, name, column)
-            mean, side = experiments.mean_of(values), -1 if name in LEFT else 1
+            mean, line = experiments.mean_of(values), ABOVE.get(name, 0)
             axes.plot([x] * len(values), list(values.values()), "o", ms=4, alpha=0.45, color=COLOURS[name], mew=0)
             axes.plot([x], [mean], "D", ms=6, color=COLOURS[name])
             axes.annotate(
-                name.removeprefix(STAGES), (x, mean), (9 * side, 0), textcoords="offset points",
-                va="center", ha="left" if side > 0 else "right", color=COLOURS[name],
+                name.removeprefix(STAGES), (x, mean), (0, 14 * line) if line else (9, 0), textcoords="offset points",
+                va="center", ha="center" if line else "left", color=COLOURS[name],
             )  # fmt: skip
         places = sorted({float(f"{of(folder, name, column):.2g}") for name in inside})
         axes.set_xscale("log")
         axes.set_xlim(places[0] / 1.5, places[-1] * 1.9)
-        kept = [place for place, after in zip(places, [*places[1:], 1e9], strict=True) if after / place > 1.1]
+        kept = [place for place, after in zip(places, [*places[1:], 1e9], strict=True) if after / place > 1.3]
         plots.ticks(axes.xaxis, kept, "{:g}".format)
         axes.set_ylabel("validation loss, nats")
         floors.draw_floors(axes, HERE, corner=(0, 1))
