@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 from testbed.commands.console import need_clock_kernel
 from testbed.devices.device import device_files
-from testbed.errors import SpecError
+from testbed.errors import LabError, SpecError
 from testbed.predict import cells
 from testbed.predict.advice import Layout, Question, advise, experiment, look_up
 from testbed.predict.shapes import PUBLISHED
@@ -49,6 +50,7 @@ class Row(NamedTuple):
     predicted_s: float
     """Seconds per batch."""
     played_s: float
+    """NaN: not played."""
 
 
 def drawn(codecs: Sequence[str]) -> Iterator[tuple[Question, list[Layout]]]:
@@ -77,7 +79,7 @@ def named(one: Layout) -> str:
 
 
 def play(results: Path, *, only_read: bool) -> list[Row]:
-    """Play all set-ups; finished cells in `results` are kept. Return the rows of set-ups of which all was played."""
+    """Play all set-ups, but for cells in `results`. Return the rows of those whose first choice was played."""
     planned, told = list[cells.Planned](), list[tuple[int, Question, Layout]]()
     results.mkdir(parents=True, exist_ok=True)
     for number, (setting, best) in enumerate(drawn(proven_codecs()), 1):
@@ -86,15 +88,18 @@ def play(results: Path, *, only_read: bool) -> list[Row]:
         planned += cells.plan_cells(str(file))
         told += [(number, setting, one) for one in best]
     if not only_read:
-        cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
-    rows, unplayed = list[Row](), set[int]()
+        try:
+            cells.play_missing(planned, results, need_clock_kernel(), say=lambda text: print(text, flush=True))
+        except LabError as error:
+            print(error, flush=True)
+    rows = list[Row]()
     for (number, setting, one), each in zip(told, planned, strict=True):
-        if (result := cells.result_of(each.cell, results)) is None or result.step_ns is None:
-            unplayed.add(number)
-            continue
+        result = cells.result_of(each.cell, results)
+        played_s = math.nan if result is None or result.step_ns is None else result.step_ns / 1e9 / one.local_steps
         asked = (setting.model, setting.device.name, setting.profile, setting.nodes, setting.batch)
-        rows.append(Row(number, *asked, named(one), one.batch_s, result.step_ns / 1e9 / one.local_steps))
-    return [row for row in rows if row.set_up not in unplayed]
+        rows.append(Row(number, *asked, named(one), one.batch_s, played_s))
+    first = {row.set_up: row.played_s for row in reversed(rows)}
+    return [row for row in rows if not math.isnan(first[row.set_up])]
 
 
 def read_rows() -> list[Row]:
@@ -108,14 +113,15 @@ def read_rows() -> list[Row]:
 
 
 def losses(rows: Iterable[Row]) -> list[tuple[Row, Row, float, int]]:
-    """Return for each set-up the first choice, the fastest layout, the share of time that the choice loses, and the
-    number of layouts played.
+    """Return for each set-up of which several layouts were played the first choice, the fastest layout, the share of
+    time that the choice loses, and the number of layouts played.
     """
     groups: dict[int, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.set_up, []).append(row)
+        if not math.isnan(row.played_s):
+            groups.setdefault(row.set_up, []).append(row)
     found = []
-    for group in groups.values():
+    for group in (group for group in groups.values() if len(group) > 1):
         fastest = min(group, key=lambda row: row.played_s)
         found.append((group[0], fastest, group[0].played_s / fastest.played_s - 1, len(group)))
     return found
@@ -125,7 +131,9 @@ def draw_table(rows: Sequence[Row]) -> str:
     """Return the summary and the table in Markdown."""
     every = losses(rows)
     lost = [share for _, _, share, _ in every]
-    apart = [abs(row.predicted_s / row.played_s - 1) for row in rows]
+    apart = [abs(row.predicted_s / row.played_s - 1) for row in rows if not math.isnan(row.played_s)]
+    first_s = {row.set_up: row.predicted_s for row in reversed(rows)}
+    slower = sorted(row.predicted_s / first_s[row.set_up] for row in rows if math.isnan(row.played_s))
     lines = [
         [
             f"{first.model}, {first.nodes} {first.device}, {first.profile}, {first.batch}", first.layout,
@@ -136,11 +144,21 @@ def draw_table(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     head = ("set-up", "first choice", "predicted s", "played s", "layouts played", "fastest", "lost")
     return (
-        f"{len(every)} of {SET_UPS} set-ups were played. The first choice is the fastest of the layouts played in "
+        f"{len(every)} of {SET_UPS} set-ups were compared. The first choice is the fastest of the layouts played in "
         f"{sum(share == 0 for share in lost)} of them. It loses {median(lost):.1%} in the median and {max(lost):.1%} "
         f"at worst. Predicted and played times differ by {median(apart):.1%} in the median and {max(apart):.1%} at "
-        f"most, over {len(rows)} layouts.\n\n"
+        f"most, over {len(apart)} layouts.{_gave_up(slower)}\n\n"
     ).replace("%", " %") + markdown_table(head, lines, right=head[2:5])
+
+
+def _gave_up(slower: Sequence[float]) -> str:
+    """Return what to say of layouts that were not played; `slower`: their predictions over the first choice's."""
+    if not slower:
+        return ""
+    return (
+        f" In {len(slower)} others, predicted to take {slower[0]:.2g} to {slower[-1]:.2g} times as long as the first "
+        "choice, a connection timed out: buffers that hold all that waits keep packets longer than TCP repeats them."
+    )
 
 
 def main() -> None:
