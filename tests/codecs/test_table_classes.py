@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import subprocess
@@ -14,7 +15,7 @@ import torch
 
 from testbed.codecs import low_rank
 from testbed.codecs.catalogue import codec_spec, docstrings, table
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Kind, Law
 from testbed.codecs.contract import Context, MessageKey, Paired
 from testbed.codecs.dense import fp8, integer
 from testbed.codecs.make import make
@@ -33,6 +34,15 @@ def _named(path: str) -> Any:
 def test_no_name_twice() -> None:
     assert len(table.ROWS) == len(table.CODECS)
     assert all(name == entry.name for name, entry in table.CODECS.items())
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_row_has_values_of_its_fields_types(entry: CodecRow) -> None:
+    assert entry.law in get_args(Law)
+    assert {each.kind for each in entry.parameters} <= {*get_args(Kind)}
+    for field in dataclasses.fields(entry):
+        if field.type in ("str", "bool", "str | None"):
+            assert isinstance(getattr(entry, field.name), {"str": str, "bool": bool}.get(field.type, str | None))
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
