@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from testbed.codecs.bench.measurements import FAST_BPS, SLOW_BPS, CodecBenchmark, CodecCost
-from testbed.codecs.catalogue.rows import dense, low_rank, memory, sparse, wrappers
+from testbed.codecs.catalogue import table
 from testbed.message_key import Direction
 from testbed.report import style
 from testbed.report.canvas import Drawing, Handle, canvas, save_drawing
@@ -90,9 +90,9 @@ def _verdict(benchmark: CodecBenchmark) -> str:
 
 
 _FAMILIES = {
-    "casts and quantisers": (dense.ROWS, "#0072b2", "s"),
-    "sparse and low rank": (sparse.ROWS + low_rank.ROWS, "#d55e00", "^"),
-    "differences and wrappers": (memory.ROWS + wrappers.ROWS, "#009e73", "D"),
+    "casts and quantisers": (("dense",), "#0072b2", "s"),
+    "sparse and low rank": (("sparse", "low_rank"), "#d55e00", "^"),
+    "differences and wrappers": (("memory", "wrappers"), "#009e73", "D"),
 }
 _OTHER = ("other packages, or someone's own", "#767d86", "o")
 _TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
@@ -102,8 +102,8 @@ _FLOOR = 1e-5
 
 def codec_family(name: str) -> tuple[str, str, str]:
     """Return the title, colour and marker of the family of one of our codecs; those of other packages otherwise."""
-    for title, (rows, colour, marker) in _FAMILIES.items():
-        if any(row.name == name for row in rows):
+    for title, (families, colour, marker) in _FAMILIES.items():
+        if any(row.name == name for family in families for row in table.FAMILIES[family]):
             return title, colour, marker
     return _OTHER
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 
-INK = "#1b1f24"
-MUTED = "#6b737d"
-RULE = "#d4d8dd"
+_RULES: Any = matplotlib.rc_params_from_file(Path(__file__).with_name("testbed.mplstyle"), use_default_template=False)
+INK: str = _RULES["text.color"]
+MUTED: str = _RULES["xtick.color"]
+RULE: str = _RULES["grid.color"]
 PAPER = "#ffffff"
 
 # Okabe and Ito's colour-blind safe palette; the baseline is grey.
@@ -22,41 +24,6 @@ _MARKERS = {"fp32": "o", "bf16": "s", "int8": "D", "delta-int8": "^"}
 _OTHER_MARKERS = ("v", "P", "X", "<", ">", "h")
 _OTHER_DASHES: tuple[Any, ...] = ("-", (0, (1.2, 1.2)), (0, (5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
 _DASHES: dict[str, Any] = {"delta-int8": (0, (4, 1.6))}
-
-_RULES: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.labelsize": 9,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 5.5,
-    "savefig.dpi": 160,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "testbed",
-}
 
 
 @contextmanager

@@ -217,10 +217,11 @@ def kind_of(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hash_of_sources(folders: Iterable[str]) -> str:
-    """Hash the sources in folders of the package, e.g. the timed ones."""
+    """Hash the sources and tables in folders of the package, e.g. the timed ones."""
     package = Path(testbed.__file__).resolve().parent
     total = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for folder in folders for path in (package / folder).rglob("*.py")):
+    files = (path for folder in folders for path in (package / folder).rglob("*"))
+    for path in sorted(path for path in files if path.suffix in (".py", ".toml")):
         total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return total.hexdigest()
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 
 from testbed.codecs import low_rank
-from testbed.codecs.catalogue import codec_spec, docstrings, table
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow
+from testbed.codecs.catalogue import codec_spec, docstrings, row_files, table
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Kind, Law
 from testbed.codecs.contract import Context, MessageKey, Paired
 from testbed.codecs.dense import fp8, integer
 from testbed.codecs.make import make
@@ -33,6 +35,54 @@ def _named(path: str) -> Any:
 def test_no_name_twice() -> None:
     assert len(table.ROWS) == len(table.CODECS)
     assert all(name == entry.name for name, entry in table.CODECS.items())
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_row_has_values_of_its_fields_types(entry: CodecRow) -> None:
+    assert entry.law in get_args(Law)
+    assert {each.kind for each in entry.parameters} <= {*get_args(Kind)}
+    for field in dataclasses.fields(entry):
+        if field.type in ("str", "bool", "str | None"):
+            assert isinstance(getattr(entry, field.name), {"str": str, "bool": bool}.get(field.type, str | None))
+
+
+_FAMILY = """
+[parameters]
+values = {name = "values", kind = "word", choices = ["bf16", "fp32"], doc = "format"}
+[codecs.first]
+forward = "some.module:First"
+parameters = ["values", {name = "share", kind = "float", least = 0, doc = "share"}]
+summary = "the first"
+bits = "16*share"
+source = "here"
+law = "none"
+work = {encode = ["4", "0", "1"], decode = ["1", "4", "2"], around = ["inner.encode", "inner.decode/2"]}
+[codecs.second]
+like = "first"
+law = "bounded"
+work = "unknown"
+"""
+
+
+def test_rows_of_a_file_share_parameters_and_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_files, "_FOLDER", tmp_path)
+    file = tmp_path / "some.toml"
+    file.write_text(_FAMILY)
+    first, second = row_files.read_rows("some")
+    assert dataclasses.replace(second, name="first", law="none", work=first.work) == first
+    assert [(each.name, each.default, each.choices) for each in first.parameters] == [
+        ("values", "bf16", ("bf16", "fp32")),
+        ("share", REQUIRED, ()),
+    ]
+    assert first.work == (
+        ("4 + inner.encode", "inner.encode", "1 + inner.encode"),
+        ("1 + inner.decode/2", "4 + inner.decode/2", "2 + inner.decode/2"),
+    )
+    assert (second.law, second.work) == ("bounded", "unknown")
+    for wrong in (_FAMILY + 'colour = "red"\n', _FAMILY.replace('source = "here"\n', "")):
+        file.write_text(wrong)
+        with pytest.raises(TypeError):
+            row_files.read_rows("some")
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

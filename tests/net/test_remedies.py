@@ -72,7 +72,7 @@ def test_platform(platform: Platform, found: Facts) -> None:
 
 def test_every_platform_is_told_apart_by_some_machine() -> None:
     assert {platform for platform, _ in MACHINES} == set(typing.get_args(Platform))
-    assert set(remedies._TABLE) == set(PROBLEMS)
+    assert set(remedies.table()) == set(PROBLEMS)
 
 
 @pytest.mark.parametrize(("problem", "machine"), list(itertools.product(PROBLEMS, MACHINES)))

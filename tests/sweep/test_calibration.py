@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trainings import Texts, a_recipe
 
+import testbed
 from testbed.errors import TestbedError, UserError
 from testbed.records import Calibration, Duration
 from testbed.spec import Exchange, OptimiserSpec, Recipe, TextSpec
-from testbed.sweep.calibrations import calibrate
+from testbed.sweep.calibrations import calibrate, hash_of_sources
 from testbed.sweep.live_session import Tokens
 from testbed.training.timing import duration, is_steady, timed
 from tests import small_replicas
@@ -38,6 +39,16 @@ def test_what_is_negligible_in_a_step_need_not_agree() -> None:
     assert duration(samples, per_step=4, step_ns=10**7).noisy is True
     assert Duration(ns=1, spread=0.011, samples=20).noisy
     assert not is_steady(duration([10_000], per_step=4, step_ns=10**8)), "one sample agrees with itself"
+
+
+def test_tables_are_sources_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default of the codecs' table decides what is timed."""
+    monkeypatch.setattr(testbed, "__file__", str(tmp_path / "__init__.py"))
+    hashes = []
+    for name in ("codec.py", "page.md", "rows.toml"):
+        (tmp_path / name).touch()
+        hashes.append(hash_of_sources(["."]))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_what_decides_no_duration_is_not_asked_for() -> None:

@@ -30,8 +30,6 @@ def draw_folder_table() -> str:
     rows = [("`codecs/`", _summary(_FOLDER / "__init__.py"), _modules(_FOLDER))]
     for folder in sorted(path.parent for path in _FOLDER.glob("*/__init__.py")):
         rows.append((f"`{folder.name}/`", _summary(folder / "__init__.py"), _modules(folder)))
-        for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
-            rows.append((f"`{folder.name}/{inner.name}/`", _summary(inner / "__init__.py"), _modules(inner)))
     return _table(("folder", "contents", "modules"), rows)
 
 

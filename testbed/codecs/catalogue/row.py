@@ -52,16 +52,6 @@ class Parameter:
         return sort if self.most is None else f"{sort} of at most {self.most:g}"
 
 
-def word(name: str, choices: tuple[str, ...], doc: str, *, default: str | None = None) -> Parameter:
-    """Return a parameter with a choice of words; the default is the first unless given."""
-    return Parameter(name, "word", choices[0] if default is None else default, doc, choices)
-
-
-def codec(name: str, doc: str, *, default: Default = REQUIRED) -> Parameter:
-    """Return a parameter that is another codec."""
-    return Parameter(name, "codec", default, doc)
-
-
 class Counts(NamedTuple):
     """A device's work to encode, or to decode, one message: formulas in the terms of `formula.py`, per value.
 
@@ -82,15 +72,12 @@ class CodecWork(NamedTuple):
     encode: Counts
     decode: Counts
 
-    def around(self, encode: str = "inner.encode", decode: str = "inner.decode") -> CodecWork:
+    def around(self, encode: str, decode: str) -> CodecWork:
         """Add the costs of an inner codec at either end to each count, given by these terms."""
         ends = zip(self, (encode, decode), strict=True)
         return CodecWork(
             *(Counts(*(f"{count} + {inside}".removeprefix("0 + ") for count in end)) for end, inside in ends)
         )
-
-
-NO_WORK: Final = CodecWork(Counts("0", "0", "0"), Counts("0", "0", "0"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from testbed.codecs.catalogue.row import CodecRow
-from testbed.codecs.catalogue.rows import dense, in_model, low_rank, memory, sparse, wrappers
+from testbed.codecs.catalogue.row_files import read_rows
 from testbed.errors import SpecError, UnknownNameError
 
-ROWS: tuple[CodecRow, ...] = dense.ROWS + sparse.ROWS + low_rank.ROWS + memory.ROWS + wrappers.ROWS + in_model.ROWS
+FAMILIES: dict[str, tuple[CodecRow, ...]] = {
+    family: read_rows(family) for family in ("dense", "sparse", "low_rank", "memory", "wrappers", "in_model")
+}
+ROWS: tuple[CodecRow, ...] = sum(FAMILIES.values(), ())
 CODECS: dict[str, CodecRow] = {row.name: row for row in ROWS}
 
 _CLASS_PATH = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*)")

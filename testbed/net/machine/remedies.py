@@ -1,10 +1,11 @@
-"""Remedies for missing capabilities: one command, by platform. Pure, except for `facts`.
+"""Remedies for missing capabilities, by platform: one command each, from remedies.toml. Pure, except for `facts`.
 
 capabilities.py detects missing capabilities by trial. Only the remedy depends on the platform.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform as python_platform
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from testbed import paths
+from testbed.frozen import read_toml
 
 Platform = Literal["debian", "ubuntu", "fedora", "wsl2", "docker", "docker desktop", "podman", "github runner", "linux"]
 Problem = Literal[
@@ -118,83 +120,23 @@ def platform(machine: Facts) -> Platform:
     return "linux"
 
 
-_FIXED = "a kernel without modules"
-_CONTAINER = "a container"
-_ELSE = "else"
-_RELAY_OR_GUEST = f"use --engine relay, or run it in the guest kernel: {GUEST}"
-_PRIVILEGED = "start the container with: --privileged --device /dev/net/tun"
-
-_TABLE: Mapping[Problem, Mapping[str, str]] = {
-    "not root": {_ELSE: "sudo {testbed} ..."},
-    "namespaces": {
-        _CONTAINER: _PRIVILEGED,
-        _ELSE: f"this kernel was built without network namespaces; use another kernel, or the guest kernel: {GUEST}",
-    },
-    "veth": {
-        "docker": "on the host: sudo modprobe veth",
-        "podman": "on the host: sudo modprobe veth",
-        _FIXED: f"this kernel was built without veth; use another kernel, or the guest kernel: {GUEST}",
-        _ELSE: "sudo modprobe veth",
-    },
-    "netem": {
-        "debian": "sudo modprobe sch_netem",
-        "debian cloud": "sudo apt install linux-image-{architecture} && sudo apt remove linux-image-{release}"
-        " && sudo reboot",
-        "ubuntu": "sudo apt install linux-modules-extra-{release} && sudo modprobe sch_netem",
-        "fedora": "sudo dnf install kernel-modules-extra-{release} && sudo modprobe sch_netem",
-        "github runner": "sudo apt-get install linux-modules-extra-{release} && sudo modprobe sch_netem"
-        " (if that package is gone: --engine relay, or python -m testbed vm -- COMMAND)",
-        "docker": "on the host: sudo modprobe sch_netem",
-        "podman": "on the host (podman machine ssh): sudo modprobe sch_netem",
-        "docker desktop": f"its kernel has none; {_RELAY_OR_GUEST}",
-        "wsl2": f"its kernel has none; {_RELAY_OR_GUEST}",
-        _FIXED: f"this kernel loads no modules; {_RELAY_OR_GUEST}",
-        _ELSE: "sudo modprobe sch_netem",
-    },
-    "old netem": {_ELSE: f"it needs Linux 6.6 or newer; {_RELAY_OR_GUEST}"},
-    "tun": {
-        _CONTAINER: _PRIVILEGED,
-        _FIXED: f"this kernel was built without TUN; use --engine netem, or the guest kernel: {GUEST}",
-        _ELSE: "sudo modprobe tun",
-    },
-    "real-time": {
-        _CONTAINER: "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
-        _ELSE: "run as root: sudo {testbed} ...",
-    },
-    "congestion control": {
-        "docker": "on the host: sudo modprobe -a tcp_bbr tcp_cubic",
-        "docker desktop": "choose an available one: --set congestion_control=cubic",
-        "podman": "on the host: sudo modprobe -a tcp_bbr tcp_cubic",
-        "wsl2": "choose an available one: --set congestion_control=cubic",
-        _FIXED: "choose an available one: --set congestion_control=cubic",
-        _ELSE: "sudo modprobe -a tcp_bbr tcp_cubic",
-    },
-    "user namespaces": {
-        _CONTAINER: _PRIVILEGED,
-        "debian": "run as root, or: sudo sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
-        "apparmor": "run as root, or install an AppArmor profile that allows {python} user namespaces:"
-        " see docs/virtual-machines.md",
-        _ELSE: "run as root, or: sudo sysctl -w user.max_user_namespaces=10000",
-    },
-    "tun for users": {_ELSE: "run as root, or: sudo chmod 0666 /dev/net/tun"},
-    "unreadable program": {_ELSE: "sudo chmod -R a+rX {prefix} (and each folder above it, and above its Python)"},
-    "late timers": {
-        "wsl2": "stop other programs; give WSL at least two processors (processors= in .wslconfig)",
-        _ELSE: "stop other programs; dedicate processors to a virtual machine;"
-        " a certificate will show whether it matters",
-    },
-    "other load": {_ELSE: "stop other programs: `top` lists them"},
-    "disk": {_ELSE: "free disk space, or write elsewhere: --results FOLDER"},
+_FIXED, _CONTAINER, _ELSE = "a kernel without modules", "a container", "else"
+_TEXTS = {
+    "guest": GUEST,
+    "relay_or_guest": f"use --engine relay, or run it in the guest kernel: {GUEST}",
+    "privileged": "start the container with: --privileged --device /dev/net/tun",
 }
-"""Remedies by platform, with `a container` for other containers and `else` for the rest.
 
-A row about kernel features may have an entry for kernels without loadable modules.
-"""
+
+@functools.cache
+def table() -> dict[str, dict[str, str]]:
+    """Return the remedies of each problem by platform, from remedies.toml."""
+    return read_toml(Path(__file__).with_suffix(".toml"))
 
 
 def remedy(problem: Problem, machine: Facts) -> str:
     """Return the remedy for `problem` on a machine: one command, or one choice."""
-    row = _TABLE[problem]
+    row = table()[problem]
     where: str = platform(machine)
     if _FIXED in row and "/proc/modules" not in machine.marks:
         where = _FIXED
@@ -205,6 +147,7 @@ def remedy(problem: Problem, machine: Facts) -> str:
     fallback = _CONTAINER if where in ("docker", "docker desktop", "podman") and _CONTAINER in row else _ELSE
     text = row.get(where, row[fallback])
     fields = {
+        **_TEXTS,
         "python": sys.executable,
         "testbed": paths.script(),
         "prefix": sys.prefix,
