@@ -2,7 +2,8 @@
 
 Files that are the same in all runs are hard links: processors are measured, and the disk is not.
 
-python -m tests.many_runs make COUNT FOLDER     writes FOLDER/sweep.toml and FOLDER/results/many, of COUNT runs
+python -m tests.many_runs make COUNT FOLDER     writes FOLDER/many/sweep.toml and FOLDER/results/many, of COUNT runs;
+                                                a smaller folder is extended
 python -m tests.many_runs measure FOLDER [-k COMMAND]
                                                 prints processor seconds and the largest memory of each command
 """
@@ -76,12 +77,16 @@ def make(count: int, folder: Path) -> None:
     files = {path.name: path.read_bytes() for path in first.folder.iterdir()}
     proved = json.loads(files.pop(manifest.NAME))
     ids = []
-    for number, (of, seed) in enumerate(itertools.islice(itertools.product(alike, seeds), count)):
+    for number, (seed, of) in enumerate(itertools.islice(itertools.product(seeds, alike), count)):
         canonical, stated = (
             _with_seed(text, seed) for text in (canonical_json(of), of.model_dump_json(indent=1) + "\n")
         )
         ids.append(f"{of.id.rpartition('-')[0]}-{hashlib.blake2b(canonical.encode(), digest_size=5).hexdigest()}")
         own = kept / ids[-1] / "run-1"
+        if number % _MOST_LINKS == 0:
+            linked = own
+        if number and own.exists():  # of a smaller folder
+            continue
         own.mkdir(parents=True, exist_ok=True)
         summary = files["summary.json"].replace(alike[0].id.encode(), ids[-1].encode())
         changed = {"cell.json": stated.encode(), "summary.json": summary}
@@ -90,8 +95,6 @@ def make(count: int, folder: Path) -> None:
         proved |= {"subject": hashlib.sha256(canonical.encode()).hexdigest(), "seal": ""}
         proved["seal"] = hashlib.sha256(json.dumps(proved, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         changed[manifest.NAME] = (json.dumps(proved, indent=1) + "\n").encode()
-        if number % _MOST_LINKS == 0:
-            linked = own
         for name, content in {**files, **changed}.items():
             if name in changed or linked == own:
                 (own / name).write_bytes(content)

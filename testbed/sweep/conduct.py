@@ -146,8 +146,8 @@ def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
     spare = dict(done)
     left = []
     for cell in runs:
-        if spare.get(cell.id, 0) > 0:
-            spare[cell.id] -= 1
+        if spare.get(name := cell.id, 0) > 0:
+            spare[name] -= 1
         else:
             left.append(cell)
     return left
