@@ -97,18 +97,17 @@ def find_fault(path: Path, subject: Callable[[], str]) -> str:
     return "" if subject() == manifest.subject else f"{path.name} belongs to another subject"
 
 
-def version_of(folder: Path, name: str = "") -> tuple[bytes, bool]:
+def version_of(folder: Path, name: str = "") -> tuple[str, bool]:
     """Return a digest that changes when files of a folder do, or that file, and whether all changes are old enough for
     that.
     """
     version, newest_ns = hashlib.blake2b(digest_size=16), 0
     with contextlib.suppress(OSError):
-        paths_in = [folder / name] if name else sorted(Path(entry.path) for entry in os.scandir(folder))
-        for path in paths_in:
-            stat = path.lstat()
+        for each in [name] if name else sorted(entry.name for entry in os.scandir(folder)):
+            stat = os.lstat(f"{folder}/{each}")
             newest_ns = max(newest_ns, stat.st_ctime_ns)
-            version.update(f"{path.name} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
-    return version.digest(), time.time_ns() - newest_ns > _SETTLED_NS
+            version.update(os.fsencode(f"{each} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"))
+    return version.hexdigest(), time.time_ns() - newest_ns > _SETTLED_NS
 
 
 def set_aside(path: Path) -> Path:

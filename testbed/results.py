@@ -6,6 +6,7 @@ counters.jsonl  summary.json  manifest.json (last)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -23,6 +24,7 @@ from testbed import manifest, paths
 from testbed.errors import ResultsError, SpecError, TestbedError
 from testbed.frozen import Frozen
 from testbed.profiles import rate_trace
+from testbed.proofs import Proof, proofs_in
 from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summary
 from testbed.spec import Cell, Recipe
 
@@ -260,21 +262,6 @@ class Environment(RootModel[dict[str, Any]]):
     """environment.json: see `sweep.environment`."""
 
 
-class Proof(NamedTuple):
-    """Whether the files of a run are complete and unaltered."""
-
-    state: Literal["verified", "unverified", "unfinished", "altered"]
-    """verified: according to its manifest. unverified: an old run without a manifest, with consistent files.
-    unfinished: it is still running, or was killed."""
-    why: str = ""
-    """The faulty file; empty if verified or unverified."""
-
-    @property
-    def sound(self) -> bool:
-        """Whether the numbers of the run may be used."""
-        return self.state in ("verified", "unverified")
-
-
 FINISHED_BY = "finished_by"
 """Key of environment.json that distinguishes a run whose manifest is missing from an old run, which never had one."""
 
@@ -310,30 +297,26 @@ class Run(NamedTuple):
     @property
     def summary(self) -> Summary | None:
         """The summary of the run; None until it has ended. ResultsError for an altered run."""
-        proof = self.proof
+        return self.summary_by(self.proof)
+
+    def summary_by(self, proof: Proof) -> Summary | None:
+        """Return the summary, like `summary`, of a run whose `proof` this is."""
         if proof.state == "altered":
             raise ResultsError(f"{self.folder} was altered after it was written: {proof.why}; {MADE_AGAIN}")
-        return self._summary_if(proof)
-
-    @property
-    def sound_summary(self) -> Summary | None:
-        """The summary of the run; None until it has ended, and for an altered run."""
-        return self._summary_if(self.proof)
-
-    def _summary_if(self, proof: Proof) -> Summary | None:
         return read_json(self.folder / "summary.json", Summary) if proof.sound else None
 
     @property
     def proof(self) -> Proof:
         """Whether its files are complete, unaltered, and those of the cell that its folder is named after. SpecError
-        for a verified run of a codec or job that cannot be imported here. Unchanged files are read only once.
+        for a verified run of a codec or job that cannot be imported here. Unchanged files are read once (`proofs`).
         """
         version, settled = manifest.version_of(self.folder)
-        known = _proofs.get(self.folder)
+        proofs, name = proofs_in(self.folder.parent.parent).known, "/".join(self.folder.parts[-2:])
+        known = proofs.get(name)
         if known is None or known[0] != version:
             known = version, self._prove()
             if settled:
-                _proofs[self.folder] = known
+                proofs[name] = known
         return known[1]
 
     def _prove(self) -> Proof:
@@ -391,12 +374,8 @@ class Run(NamedTuple):
         return read_lines(self.folder / "counters.jsonl", Sample)
 
 
-_proofs: dict[Path, tuple[bytes, Proof]] = {}
-"""By run: the version of its files, and what they prove."""
-
-
 @functools.lru_cache(maxsize=1 << 12)
-def _cell(folder: Path, version: bytes) -> Cell:
+def _cell(folder: Path, version: str) -> Cell:
     rate_trace.find_kept_traces(folder)
     return read_json(folder / "cell.json", Cell)
 
@@ -406,15 +385,22 @@ MADE_AGAIN = "repeat the sweep, which sets it aside and makes the run again"
 
 def runs(experiment: Path, cell_id: str | None = None) -> Iterator[Run]:
     """Yield every run below an experiment's result folder, by cell and number: folders named run-<digits>."""
-    cells = [experiment / cell_id] if cell_id else sorted(experiment.glob("*/"))
-    for cell in cells:
-        named = [Run(path) for path in cell.glob("run-*/") if re.fullmatch(r"run-[0-9]+", path.name)]
-        yield from sorted(named, key=lambda run: run.number)
+    for cell in [cell_id] if cell_id else _folders_in(experiment):
+        named = (name for name in _folders_in(experiment / cell) if re.fullmatch(r"run-[0-9]+", name))
+        yield from sorted((Run(experiment / cell / name) for name in named), key=lambda run: run.number)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, in order; none if it cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+    return []
 
 
 def finished_runs(experiment: Path, cell_id: str) -> list[Run]:
     """Return the successful, unaltered runs of a cell, oldest first."""
-    ended = ((run, run.sound_summary) for run in runs(experiment, cell_id))
+    proved = ((run, run.proof) for run in runs(experiment, cell_id))
+    ended = ((run, run.summary_by(proof)) for run, proof in proved if proof.sound)
     return [run for run, summary in ended if summary is not None and summary.status == "ok"]
 
 

@@ -1,6 +1,9 @@
 """A result folder of many runs that never happened, and what the commands cost on it.
 
-python -m tests.many_runs make COUNT FOLDER     writes FOLDER/sweep.toml and FOLDER/results/many, of COUNT runs
+Files that are the same in all runs are hard links: processors are measured, and the disk is not.
+
+python -m tests.many_runs make COUNT FOLDER     writes FOLDER/many/sweep.toml and FOLDER/results/many, of COUNT runs;
+                                                a smaller folder is extended
 python -m tests.many_runs measure FOLDER [-k COMMAND]
                                                 prints processor seconds and the largest memory of each command
 """
@@ -9,17 +12,23 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from testbed import manifest, results
+from testbed.frozen import canonical_json
 from testbed.sweep import conduct
 from testbed.sweep.plan import Choice, load_experiment
-from tests.synthetic import Pipeline, record_sweep, write_run
+from tests.synthetic import Pipeline, write_run
 
 NAME = "many"
+_MOST_LINKS = 50_000
+"""Of one file; file systems have a limit."""
 _SMALL = {"codec": ["fp32", "bf16", "int8", "delta-int8"], "profile": ["consumer-80mbps", "cable"]}
 EXPERIMENT = """
 question = "What do many runs cost?"
@@ -56,40 +65,49 @@ evaluate_every = 4
 
 
 def make(count: int, folder: Path) -> None:
-    """Write the runs: one is made, and the others differ from it in their cells."""
+    """Write the runs: one is made, and the others differ from it in their cells. Texts are changed, and not records."""
     home = results.make_folder(folder / NAME)
-    seeds = list(range(-(-count // (len(_SMALL["codec"]) * len(_SMALL["profile"])))))
-    axes = "".join(f"{name} = {values!r}\n" for name, values in [*_SMALL.items(), ('"training.seed"', seeds)])
+    seeds = range(-(-count // (len(_SMALL["codec"]) * len(_SMALL["profile"]))))
+    axes = "".join(f"{name} = {values!r}\n" for name, values in [*_SMALL.items(), ('"training.seed"', list(seeds))])
     (home / "sweep.toml").write_text(EXPERIMENT + axes.replace("'", '"').replace('""', '"'), encoding="utf8")
     kept = results.make_folder(folder / "results" / NAME)
-    agenda = conduct.make_agenda(
-        load_experiment(str(home / "sweep.toml")), "netem", Choice(False), kept, clock="virtual"
-    )
-    cells = agenda.cells[:count]
-    pipeline = Pipeline(cells[0].profiles[0], payload_bytes=8_000, raw_bytes=16_000)
-    first = write_run(kept, cells[0], pipeline)
-    alike = {path.name: path.read_bytes() for path in first.folder.iterdir()}
-    summary = first.summary
-    assert summary is not None
-    proved = manifest.Manifest.model_validate_json(alike[manifest.NAME])
-    for cell in cells[1:]:
-        own = kept / cell.id / "run-1"
-        own.mkdir(parents=True)
-        told = summary.model_copy(update={"cell_id": cell.id})
-        changed = {
-            "cell.json": cell.model_dump_json(indent=1).encode() + b"\n",
-            "summary.json": told.model_dump_json(indent=1).encode() + b"\n",
-        }
-        files = dict(proved.files)
+    choice = Choice(overrides=["training.seed=0"])
+    alike = conduct.make_agenda(load_experiment(str(home / "sweep.toml")), "netem", choice, kept, clock="virtual").cells
+    first = write_run(kept, alike[0], Pipeline(alike[0].profiles[0], payload_bytes=8_000, raw_bytes=16_000))
+    files = {path.name: path.read_bytes() for path in first.folder.iterdir()}
+    proved = json.loads(files.pop(manifest.NAME))
+    ids = []
+    for number, (seed, of) in enumerate(itertools.islice(itertools.product(seeds, alike), count)):
+        canonical, stated = (
+            _with_seed(text, seed) for text in (canonical_json(of), of.model_dump_json(indent=1) + "\n")
+        )
+        ids.append(f"{of.id.rpartition('-')[0]}-{hashlib.blake2b(canonical.encode(), digest_size=5).hexdigest()}")
+        own = kept / ids[-1] / "run-1"
+        if number % _MOST_LINKS == 0:
+            linked = own
+        if number and own.exists():  # of a smaller folder
+            continue
+        own.mkdir(parents=True, exist_ok=True)
+        summary = files["summary.json"].replace(alike[0].id.encode(), ids[-1].encode())
+        changed = {"cell.json": stated.encode(), "summary.json": summary}
         for name, content in changed.items():
-            digest = hashlib.sha256(content).hexdigest()
-            files[name] = manifest.FileEntry(bytes=len(content), sha256=digest)
-        unsealed = proved.model_copy(update={"subject": manifest.subject_of(cell), "files": files, "seal": ""})
-        sealed = unsealed.model_copy(update={"seal": manifest.subject_of(unsealed)})
-        changed[manifest.NAME] = sealed.model_dump_json(indent=1).encode() + b"\n"
-        for name, content in {**alike, **changed}.items():
-            (own / name).write_bytes(content)
-    record_sweep(kept, cells)
+            proved["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        proved |= {"subject": hashlib.sha256(canonical.encode()).hexdigest(), "seal": ""}
+        proved["seal"] = hashlib.sha256(json.dumps(proved, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        changed[manifest.NAME] = (json.dumps(proved, indent=1) + "\n").encode()
+        for name, content in {**files, **changed}.items():
+            if name in changed or linked == own:
+                (own / name).write_bytes(content)
+            else:
+                os.link(f"{linked}/{name}", f"{own}/{name}")
+    results.write_json(kept / "sweep.json", results.SweepRecord(question="", command="", cells=tuple(ids)))
+
+
+def _with_seed(text: str, seed: int) -> str:
+    """Return a cell's text with another seed than 0."""
+    changed, count = re.subn(r'("seed": ?)0', rf"\g<1>{seed}", text)
+    assert count == 1
+    return changed
 
 
 def commands(folder: Path) -> dict[str, list[str]]:

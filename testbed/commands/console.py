@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from testbed import paths, vm
-from testbed.errors import CapabilityError, GuestKernelError, SpecError, UnknownNameError, UserError
+from testbed.errors import CapabilityError, GuestKernelError, SpecError, UnknownNameError, UserError, printable
 from testbed.frozen import explain
 from testbed.profiles import LinkProfile, buffer_remark, load_profile
 from testbed.spec import Clock, Engine, Sites, SiteSpec, Topology
@@ -89,10 +90,21 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
     """Print rows under headings; the columns named in `right` are right-aligned."""
-    drawn = table(*headings, right=tuple(right))
-    for row in rows:
-        drawn.add_row(*row)
-    out.print(drawn)
+    rows = [*rows]
+    texts = [[printable(str(cell)) for cell in row] for row in (headings, *rows)]
+    if out.is_terminal or any("\n" in cell or "\t" in cell for row in texts for cell in row):
+        drawn = table(*headings, right=tuple(right))
+        for row in rows:
+            drawn.add_row(*row)
+        out.print(drawn)
+        return
+    # Elsewhere nothing is wrapped or styled, and rich takes a millisecond for a row.
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        placed = zip(headings, row, gaps, strict=True)
+        parts = (gap + cell if heading in right else cell + gap for heading, cell, gap in placed)
+        out.file.write("  ".join(parts).rstrip() + "\n")
 
 
 def say(text: str, *, on: Console = out, style: str | None = None) -> None:

@@ -56,15 +56,15 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     seconds = 0.0
     for kind, group in (("tuning ", agenda.to_tune), ("", cells)):
         for cell in group:
-            estimate, p = estimator.estimate(cell), cell.pipeline
+            estimate, p, name = estimator.estimate(cell), cell.pipeline, cell.id
             assert estimate is not None
             asked = conduct.wanted_runs(cell, repeats) if not kind else 1
-            seconds += left[cell.id] * estimate.seconds
-            made = int(cell.id not in untried) if kind else max(0, asked - left[cell.id])
+            seconds += left[name] * estimate.seconds
+            made = int(name not in untried) if kind else max(0, asked - left[name])
             if kind and cell.timing == "played":
                 estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
             works, order = cell.parallelism.in_short
-            name = cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"
+            name = name if kind or not agenda.to_tune else f"{name.rpartition('-')[0]} (as chosen after tuning)"
             parts = f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches)
             takes = (format_duration(estimate.seconds), estimate.source)
             rows.append((kind + name, works, order, parts, str(cell.training.steps), f"{made} of {asked} done", *takes))

@@ -290,10 +290,11 @@ def _sweep_into(
     if not (choice.cells and (folder / "sweep.json").exists()):
         stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, typed(*sys.argv[1:])))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
-    made = collect.latest(folder, [cell.id for cell in agenda.cells])
-    out.print(tables.terminal_table(made))
-    _say_left_out(folder, [cell.id for cell in agenda.cells])
-    for group in collect.groups(collect.read_runs(made)):
+    swept = [cell.id for cell in agenda.cells]
+    groups = collect.groups(collect.read_runs(collect.latest(folder, swept)))
+    out.print(tables.table_of(groups))
+    _say_left_out(folder, swept)
+    for group in groups:
         for sentence in conclusions(group)[:1]:
             say(sentence)
     failures += [] if choice.cells else _check_live(agenda, means, folder, engine)

@@ -77,13 +77,12 @@ class CodecComparison(NamedTuple):
 
 def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple[RunSteps, RunSteps]]:
     """Pair the k-th run of a seed with the k-th of the same seed, by seed."""
-    pairs: list[tuple[RunSteps, RunSteps]] = []
-    for seed in sorted({run.seed for run in ours}):
-        first, second = (
-            sorted((r for r in side if r.seed == seed), key=lambda r: r.number) for side in (ours, baseline)
-        )
-        pairs += zip(first, second, strict=False)
-    return pairs
+    by_seed: tuple[dict[int, list[RunSteps]], ...] = ({}, {})
+    for side, runs in zip(by_seed, (ours, baseline), strict=True):
+        for run in sorted(runs, key=lambda run: run.number):
+            side.setdefault(run.seed, []).append(run)
+    first, second = by_seed
+    return [pair for seed in sorted(first) for pair in zip(first[seed], second.get(seed, ()), strict=False)]
 
 
 def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> CodecComparison:

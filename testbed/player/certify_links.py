@@ -16,7 +16,7 @@ the kernel, and fails if they differ from the requested ones. The certificate li
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -28,8 +28,8 @@ from testbed.frozen import canonical_json
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.certificate import expect
 from testbed.net.lab import LabSpec
-from testbed.player.guests import play_jobs
-from testbed.player.play_job import Outcome, PlayJob
+from testbed.player.guests import PlayJobs, play_jobs
+from testbed.player.play_job import PlayJob
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, Measurement
 from testbed.trace.format import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
@@ -147,7 +147,7 @@ def certify_virtual(
     *,
     guests: int = 1,
     cache: Path | None = None,
-    play: Callable[..., list[Outcome]] = play_jobs,
+    play: PlayJobs = play_jobs,
 ) -> list[Certificate]:
     """Return a certificate for each link, from the cache or by playing the probe over it; missing ones are played in
     one boot per guest. Call it from the main thread.
@@ -199,9 +199,7 @@ def _kept(file: Path) -> Certificate | None:
         return None
 
 
-def _measure(
-    missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int, play: Callable[..., list[Outcome]]
-) -> None:
+def _measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int, play: PlayJobs) -> None:
     """Play the probe over links, and write their certificates to the cache."""
     with paths.scratch_folder("testbed-certificates-") as scratch:
         jobs = []

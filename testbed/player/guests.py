@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 from testbed import results
 from testbed.errors import GuestKernelError, SpecError
@@ -50,6 +50,23 @@ class Progress(NamedTuple):
     """Number of steps played; -1 at the end."""
     outcome: Outcome | None
     """Its outcome, once it has ended."""
+
+
+class PlayJobs(Protocol):
+    """What plays jobs: `play_jobs`, on this machine, or a cluster (`sweep.play_task`)."""
+
+    def __call__(
+        self,
+        jobs: Sequence[PlayJob],
+        *,
+        clock: Clock,
+        folder: Path,
+        kernel: GuestKernel | None = None,
+        guests: int = 1,
+        progress: Callable[[Progress], None] = ...,
+    ) -> list[Outcome]:
+        """Play jobs and return their outcomes."""
+        ...
 
 
 def play_jobs(

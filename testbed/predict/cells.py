@@ -23,8 +23,8 @@ from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen, canonical_json, explain, flatten, is_none, read_toml
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import HEADER_BYTES
-from testbed.player.guests import Progress, play_jobs
-from testbed.player.play_job import Outcome, PlayJob
+from testbed.player.guests import PlayJobs, Progress, play_jobs
+from testbed.player.play_job import PlayJob
 from testbed.player.split import drift, seen_to_repeat, step_split
 from testbed.player.virtual import guest_lab
 from testbed.predict.data_parallel_shapes import DataParallelShape, DataParallelTable, resolve_data_parallel
@@ -329,7 +329,7 @@ def play_missing(
     *,
     say: Callable[[str], None],
     guests: int = 1,
-    play: Callable[..., list[Outcome]] = play_jobs,
+    play: PlayJobs = play_jobs,
 ) -> None:
     """Play the cells without a result in `folder`. LabError if a cell cannot be played; the other results are kept.
     `play`: `play_jobs`, or what plays elsewhere.

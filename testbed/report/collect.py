@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from testbed.errors import UserError
 from testbed.frozen import canonical_json, flatten
 from testbed.metrics.compare import CodecComparison, compare
 from testbed.profiles import LinkProfile
+from testbed.proofs import proofs_in
 from testbed.report.entry import Entry, Result
 from testbed.results import Run
 from testbed.spec import Cell, ImagesSpec
@@ -114,11 +115,14 @@ def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Ru
     """Return the successful runs of every cell, or of these, oldest first; if a cell has none, its newest run. Altered
     runs are excluded (`left_out`).
     """
-    by_cell: dict[str, list[Run]] = {}
+    by_cell: dict[str, tuple[list[Run], list[Run]]] = {}
     for run in _of_cells(experiment, cell_ids):
-        if run.proof.state != "altered":
-            by_cell.setdefault(run.folder.parent.name, []).append(run)
-    return [run for cell_id, runs in by_cell.items() for run in results.finished_runs(experiment, cell_id) or runs[-1:]]
+        if (proof := run.proof).state != "altered":
+            summary, (unaltered, good) = run.summary_by(proof), by_cell.setdefault(run.folder.parent.name, ([], []))
+            unaltered.append(run)
+            good += [run] * (summary is not None and summary.status == "ok")
+    proofs_in(experiment).keep()
+    return [run for unaltered, good in by_cell.values() for run in good or unaltered[-1:]]
 
 
 def left_out(experiment: Path, cell_ids: Collection[str] | None = None) -> list[str]:
@@ -131,18 +135,20 @@ def left_out(experiment: Path, cell_ids: Collection[str] | None = None) -> list[
     ]
 
 
-def _of_cells(experiment: Path, cell_ids: Collection[str] | None) -> list[Run]:
-    return [run for run in results.runs(experiment) if cell_ids is None or run.folder.parent.name in cell_ids]
+def _of_cells(experiment: Path, cell_ids: Collection[str] | None) -> Iterator[Run]:
+    wanted = None if cell_ids is None else set(cell_ids)
+    return (run for run in results.runs(experiment) if wanted is None or run.folder.parent.name in wanted)
 
 
 def read_runs(runs: Iterable[Run]) -> list[Result]:
     """Read each run's cell and summary, and the sweep's notes on its tuning."""
     last_sweep = functools.cache(results.last_sweep)
+    stated_in = functools.cache(lambda experiment: frozenset(last_sweep(experiment).stated))
     read = []
     for run in runs:
-        cell_id, sweep = run.folder.parent.name, last_sweep(run.folder.parent.parent)
-        tuning, stated = sweep.marks.get(cell_id, ""), cell_id in sweep.stated
-        read.append(Result(run, run.cell, run.summary, tuning, stated, run.proof.state))
+        cell_id, experiment, proof = run.folder.parent.name, run.folder.parent.parent, run.proof
+        tuning, stated = last_sweep(experiment).marks.get(cell_id, ""), cell_id in stated_in(experiment)
+        read.append(Result(run, run.cell, run.summary_by(proof), tuning, stated, proof.state))
     return read
 
 

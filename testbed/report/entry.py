@@ -82,7 +82,7 @@ class Result(NamedTuple):
     @property
     def records(self) -> list[list[StepRecord]]:
         """The steps of each node, the first node's first."""
-        return self.run.all_steps()
+        return [self.run.steps(node) for node in range(self.cell.nodes)]
 
     @property
     def lab(self) -> LabRecord | None:

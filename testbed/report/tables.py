@@ -222,11 +222,15 @@ def _notable(entry: Entry) -> list[str]:
 
 
 def terminal_table(runs: Iterable[Run]) -> Table:
+    """Make the table of codecs by network of these runs, see `table_of`."""
+    return table_of(collect.groups(collect.read_runs(runs)))
+
+
+def table_of(groups: Sequence[Group]) -> Table:
     """Make the table of codecs by network that is printed at the end of a sweep.
 
     Entries without a finished run have a row with the reason.
     """
-    groups = collect.groups(collect.read_runs(runs))
     tables = result_tables(groups)
     columns = tables[0].columns if tables else ()
     drawn = Table(

@@ -11,6 +11,7 @@ from pathlib import Path
 from testbed import results
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.errors import TestbedError, UnknownNameError
+from testbed.proofs import proofs_in
 from testbed.results import Order, SweepRecord, TuningRecord
 from testbed.spec import Cell, Clock, Engine, Measured, recipe_of
 from testbed.sweep import controller, live_virtual, plan, playing, trainings, tune
@@ -99,7 +100,8 @@ def missing_runs(
         order=experiment.order,
         seed=experiment.order_seed,
     )
-    done = {} if again else {cell.id: len(results.finished_runs(folder, cell.id)) for cell in cells}
+    done = {} if again else {name: len(results.finished_runs(folder, name)) for name in (cell.id for cell in cells)}
+    proofs_in(folder).keep()
     return tuple(runs_left(runs, done))
 
 
@@ -144,8 +146,8 @@ def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
     spare = dict(done)
     left = []
     for cell in runs:
-        if spare.get(cell.id, 0) > 0:
-            spare[cell.id] -= 1
+        if spare.get(name := cell.id, 0) > 0:
+            spare[name] -= 1
         else:
             left.append(cell)
     return left

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -51,18 +53,19 @@ class _Past(NamedTuple):
 
 
 class Estimator:
-    """Reads a result folder once, then estimates any cell."""
+    """Reads a result folder at most once, and estimates any cell."""
 
     def __init__(self, folder: Path, host: Callable[[Precision], devices.ComputeDevice] | None) -> None:
         """`host` returns the speed of this machine; called only if the model needs it. None: the speed is unknown."""
-        self._host = host
-        self._past: list[_Past] = []
-        for run in results.runs(folder):
-            try:
-                if (past := _past_of(run)) is not None:
-                    self._past.append(past)
-            except TestbedError:  # of an older version; the folder may hold anything
-                continue
+        self._folder, self._host = folder, host
+
+    @cached_property
+    def _past(self) -> list[_Past]:
+        past = []
+        for run in results.runs(self._folder):
+            with suppress(TestbedError):  # of an older version; the folder may hold anything
+                past.append(_past_of(run))
+        return list(filter(None, past))
 
     def estimate(self, cell: Cell) -> RunEstimate | None:
         """Estimate how long a run of the cell will take, without training if it is played; None if unknown."""

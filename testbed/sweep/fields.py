@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,15 +26,15 @@ _COMPUTE = ("mode", "forward", "backward", "update", "device", "dilation", *_VAR
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any], where: str) -> Tables:
-    """Return a copy of nested tables, updated with the leaves of `change`."""
-    merged = copy.deepcopy(dict(base))
+    """Return nested tables, updated with the leaves of `change`; both keep theirs, and share them with the result."""
+    merged = dict(base)
     for key, value in change.items():
         if isinstance(value, Mapping):
-            if not isinstance(merged.setdefault(key, {}), dict):
+            if not isinstance(inner := merged.get(key, {}), dict):
                 raise SpecError(f"{where}: {key} is a value, not a table")
-            merged[key] = merge(merged[key], value, f"{where}.{key}")
+            merged[key] = merge(inner, value, f"{where}.{key}")
         else:
-            merged[key] = copy.deepcopy(value)
+            merged[key] = value
     return merged
 
 

@@ -26,7 +26,7 @@ from testbed.sweep.resolve import resolve_cell
 AskedEngine = Literal["auto", "netem", "relay"]
 AskedClock = Literal["auto", "virtual", "real"]
 _QUICK = ("cell", "axes", "variants", "repeats", "tune")
-_MOST_CELLS = 10_000
+_MOST_CELLS = 100_000
 ENOUGH_VALUES, ENOUGH_SEEDS = 5, 2
 """Minimum numbers of values and seeds in [tune], except in a short form."""
 

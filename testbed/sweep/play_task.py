@@ -16,12 +16,11 @@ from pydantic import TypeAdapter
 from testbed import paths, results
 from testbed.errors import CapabilityError, status_of
 from testbed.frozen import Frozen
-from testbed.player.guests import Progress, play_jobs, predicted_seconds
+from testbed.player.guests import PlayJobs, Progress, play_jobs, predicted_seconds
 from testbed.player.play_job import Outcome, PlayJob
 from testbed.player.play_trace import Clock
 from testbed.player.virtual import need_kernel
 from testbed.sweep.executor import Cluster, Task
-from testbed.vm import GuestKernel
 
 _LEAST_S = 20.0
 """Predicted time of the jobs of a guest, so that its boot is a small part of it."""
@@ -37,17 +36,16 @@ class GuestJob(Frozen):
     jobs: tuple[PlayJob, ...]
 
 
-def player_on(cluster: Cluster, note: Callable[[str], None]) -> Callable[..., list[Outcome]]:
-    """Return a function with the signature of `play_jobs` that plays on a cluster."""
+def player_on(cluster: Cluster, note: Callable[[str], None]) -> PlayJobs:
+    """Return what plays on a cluster, whose nodes have kernels and processors of their own."""
 
     def play(
         jobs: Sequence[PlayJob],
         *,
         clock: Clock,
         folder: Path,
-        kernel: GuestKernel | None = None,
-        guests: int = 1,
         progress: Callable[[Progress], None] = lambda progress: None,
+        **here: object,
     ) -> list[Outcome]:
         if clock != "virtual":
             raise CapabilityError("a cluster plays on the virtual clock alone; omit --executor ray for the real clock")

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from testbed import paths, results, vm
 from testbed.errors import StageError, TestbedError
 from testbed.net.lab import LabSpec
 from testbed.player.certify_links import certify_virtual, network_certificate
-from testbed.player.guests import Progress, play_jobs
+from testbed.player.guests import PlayJobs, Progress, play_jobs
 from testbed.player.play_job import Outcome, PlayJob
 from testbed.player.steady import extended
 from testbed.profiles import LinkProfile
@@ -148,7 +148,7 @@ def measured_costs(
 
 
 def certified(
-    runs: Sequence[Cell], kernel: GuestKernel, guests: int, play: Callable[..., list[Outcome]] = play_jobs
+    runs: Sequence[Cell], kernel: GuestKernel, guests: int, play: PlayJobs = play_jobs
 ) -> dict[LinkProfile, Certificate]:
     """Certify every link of these runs on the virtual clock, unless it already is."""
     links = list(dict.fromkeys(profile for cell in runs for profile in cell.links))

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from testbed import paths
@@ -81,6 +82,8 @@ class RayCluster:
         self._unlike: dict[str, str] = {}
         """By node, why it is not used."""
         self._kind: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+        """Prepared data in the object store, by SHA-256."""
         try:
             self._compare_nodes()
         except BaseException:
@@ -200,7 +203,7 @@ class RayCluster:
     def _send(self, task: Task, measured: bool) -> Any:
         """Send a task and the files that it reads. A node that avoids nothing takes any."""
         ray, nodes = self._ray, self._nodes().values()
-        files = [on_node.SentFile(str(path), paths.digest(path), ray.put(path.read_bytes())) for path in task.reads]
+        files = [self._put(path) for path in task.reads]
         largest = int(max((node["Resources"].get("memory", 0) for node in nodes), default=0))
         guests = task.guest and all("guest" in node["Resources"] for node in nodes)
         options: dict[str, Any] = {"resources": {"guest": 1}, "num_cpus": 0} if guests else {"num_cpus": 1}
@@ -212,12 +215,23 @@ class RayCluster:
         remote = ray.remote(work_remotely).options(max_retries=_RETRIES, name=task.attempt, memory=memory, **options)
         return remote.remote(on_node.Shipment(task, files, str(paths.cache_folder()), self._needed))
 
+    def _put(self, path: Path) -> on_node.SentFile:
+        """Put a file into the object store, which keeps it while something refers to it, on disk if memory is short.
+        Prepared data, which many tasks read, stays until the end; else its task alone refers to it.
+        """
+        sha256 = paths.digest(path)
+        ref = self._kept.get(sha256) or self._ray.put(path.read_bytes())
+        if path.is_relative_to(paths.cache_folder()):
+            self._kept[sha256] = ref
+        return on_node.SentFile(str(path), sha256, ref)
+
     def _result(self, task: Task, ref: Any) -> TaskResult | None:
         """Return what became of a task; None if it must run elsewhere."""
         ray = self._ray
         try:
             done, node = ray.get(ref)
         except ray.exceptions.RayError as error:
+            self._kept.clear()  # perhaps it is what was lost
             lost = f"cannot {task.attempt}: its node or process was lost, {1 + _RETRIES} times at most: "
             return TaskResult(task, StageError(lost + _first_line(error)), "")
         name = _named(done.host, node)

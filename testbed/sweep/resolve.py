@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -281,10 +282,13 @@ def _profiles(names: Any, where: str, load: Callable[[str], LinkProfile]) -> lis
     return [known[name] for name in listed]
 
 
+_plan_lab = functools.lru_cache(maxsize=256)(plan_lab)  # many cells share a network
+
+
 def _check_network(cell: Cell, where: str) -> None:
     """Check, before the lab is built, that it can be laid out, and that its engine supports every pipe."""
     try:
-        plan_lab(**cell.lab, engine=cell.engine)
+        _plan_lab(**cell.lab, engine=cell.engine)
         for profile in cell.links if cell.engine == "relay" else ():
             for pipe in (profile.up, profile.down):
                 refuse_unsupported(pipe)
