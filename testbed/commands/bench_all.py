@@ -22,8 +22,8 @@ from testbed.process import run_program
 
 _COMMANDS: Final = (
     *("--help", "plan default", "vm --virtual-clock -- true", "sweep default --quick", "bench clock -o clock"),
-    *("bench codecs fp32 int8 blockwise-8 -o codecs", "bench codecs -o codecs", "bench links -o links"),
-    *("report results/default", "exec --profile cable -- true"),
+    *("bench codecs fp32 int8 blockwise-8 --model gpt2-mini -o codecs", "bench codecs -o codecs"),
+    *("bench links -o links", "report results/default", "exec --profile cable -- true"),
     "advise --model gpt2-xl --device a100 --nodes 8 --profile cable --batch 512",
 )
 _QUICK: Final = 6
@@ -76,8 +76,8 @@ def _numbers(folder: Path) -> Iterator[tuple[str, float]]:
     for *what, unit, _, found, _ in list(csv.reader((folder / "clock").open(encoding="utf8")))[1:]:
         yield f"clock: {', '.join(what)}, {unit}", float(found)
     for result in results.read_json(folder / "links", Accuracy).results if (folder / "links").exists() else ():
-        for what, (unit, value) in readings(result).items():
-            yield f"links: {', '.join((result.point.name, *filter(None, what)))}, {unit}", value
+        for key, (unit, value) in readings(result).items():
+            yield f"links: {', '.join((result.point.name, *filter(None, key)))}, {unit}", value
 
 
 def read_benchmarks(path: Path) -> Benchmarks:
