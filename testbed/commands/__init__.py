@@ -13,7 +13,7 @@ rate_traces  varying rates: generate, convert, show
 profiles     the link profiles
 devices      the emulated devices; record one
 codecs       the codecs; check one
-bench        measure testbed's links and clocks; codec_bench measures codecs
+bench        measure testbed's links and clocks; codec_bench measures codecs, bench_all everything into one file
 vm           the guest kernels
 export       results for other programs
 docs         generate the pages that are built from tables and CSVs

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.commands import codec_bench
+from testbed.commands import bench_all, codec_bench
 from testbed.commands.console import EngineFlag, choose_engine, need_clock_kernel, print_table, say
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from testbed.net.certificate.accuracy import Accuracy
 
-app = typer.Typer(help="Measure testbed itself: the accuracy of its links and clocks.", no_args_is_help=True)
+app = typer.Typer(help="Measure testbed itself: its speed, and its links and clocks' accuracy.", no_args_is_help=True)
+app.command("all")(bench_all.measure_all)
+app.command()(bench_all.compare)
 app.command()(codec_bench.codecs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from testbed.profiles import rate_trace
@@ -69,6 +70,8 @@ class Timeline(NamedTuple):
         """Return the step in force at that time; its `at_ns` is that of the first repetition."""
         in_turn_ns = elapsed_ns if self.repeat_ns is None else elapsed_ns % self.repeat_ns
         step = self.steps[max(0, bisect_right(self.steps, in_turn_ns, key=lambda step: step.at_ns) - 1)]
+        if not self.faults:
+            return step
         begun = bisect_right(self.faults, elapsed_ns, key=lambda fault: fault.at_ns)
         return step.under(f for f in self.faults[:begun] if elapsed_ns < f.end_ns)._replace(begun=begun)
 
@@ -130,6 +133,7 @@ def constant_step(pipe: Pipe) -> TimelineStep:
     return TimelineStep(0, pipe.rate_bps, pipe.delay_ns, pipe.jitter_ns, pipe.loss, pipe.reorder, pipe.duplicate)
 
 
+@lru_cache(maxsize=16)  # judging a run follows the same links again and again
 def _of_trace(base: TimelineStep, asked: RateTrace) -> Timeline:
     ms = 1_000_000 * asked.stretch
     grain = TRACE_STEP_MS * ms

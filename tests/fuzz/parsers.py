@@ -19,6 +19,7 @@ from testbed.codecs.catalogue.placement import parse_placement
 from testbed.codecs.catalogue.table import CODECS
 from testbed.codecs.check.subject import Subject, subject_of
 from testbed.codecs.check.tensors import hidden, key_at
+from testbed.commands.bench_all import Benchmarks, read_benchmarks
 from testbed.devices.device import SHIPPED, read_device, write_device
 from testbed.errors import CodecError, SpecError
 from testbed.exec.order import parse_commands
@@ -477,5 +478,10 @@ PARSERS: dict[str, Parser] = {
     "played": Parser("the times of a played trace", _played_examples, _parse_played),
     "observed": Parser("the recording of a PyTorch job, joined", _observed_examples, _parse_observed),
     "calibrations": Parser("calibration.json, for a recipe", _calibration_examples, _parse_calibration),
+    "benchmarks": Parser(
+        "a file of bench all",
+        lambda: [Benchmarks(format=1, machine={"cores": 2}, rows={"plan, s": (1.5, 2.0)}).model_dump_json().encode()],
+        lambda raw: read_benchmarks(_file("benchmarks.json", raw)),
+    ),
     "results": Parser("each file of a run, tabulated", _result_examples, _parse_results),
 }

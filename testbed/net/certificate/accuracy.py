@@ -191,18 +191,19 @@ def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
 
     Failed links are excluded: their own rows report the failure.
     """
-    theirs = {result.point: _readings(result) for result in second.results if result.passed}
+    theirs = {result.point: readings(result) for result in second.results if result.passed}
     return tuple(
         Agreement(result.point, direction, quantity, detail, unit, value, theirs[result.point][key][1])
         for result in first.ordered()
         if result.passed and result.point in theirs
-        for key, (unit, value) in _readings(result).items()
+        for key, (unit, value) in readings(result).items()
         if key in theirs[result.point]
         for direction, quantity, detail in [key]
     )
 
 
-def _readings(result: PointResult) -> Mapping[tuple[str, str, str], tuple[str, float]]:
+def readings(result: PointResult) -> Mapping[tuple[str, str, str], tuple[str, float]]:
+    """Return units and values by direction, quantity and detail."""
     return {  # details: a message's size; for others, the length of a stream
         (m.direction, m.quantity, m.detail if m.quantity == "message" else ""): (m.unit, m.measured)
         for m in result.measurements()

@@ -13,15 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.ndmsg import ndmsg
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
-
 from testbed.closing import Closing
 from testbed.errors import CapabilityError, LabError
 from testbed.net.kernel import messages, rtnetlink
 from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.packing import ifaddrmsg, ifinfmsg, ndmsg, rtmsg
 from testbed.net.kernel.rtnetlink import HeldRoute, NetworkDevice, Qdisc
 
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11

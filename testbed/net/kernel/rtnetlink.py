@@ -12,10 +12,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pyroute2.netlink import nlmsg
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
-
 from testbed.net.kernel.messages import HEADER, attributes, text
+from testbed.net.kernel.packing import nlmsg, tcmsg
 
 REPLACE, EXCLUSIVE, CREATE = 0x100, 0x200, 0x400
 NEW_LINK, GET_LINK, NEW_ADDRESS, NEW_ROUTE, GET_ROUTE = 16, 18, 20, 24, 26
