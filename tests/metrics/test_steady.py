@@ -4,15 +4,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu, rankdata
 
 from testbed.metrics import align, measured, steady
-from testbed.metrics.steps import first_steady
+from testbed.metrics.steps import _chance, first_steady
 from tests.synthetic import Pipeline, cell, profile, summed
 
 
 def noise(count: int, seed: int, outliers: float = 0.05) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return np.exp(0.03 * rng.normal(size=count)) + 0.5 * (rng.random(count) < outliers)
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=40), st.data())
+def test_the_test_is_that_of_scipy(values: list[int], data: st.DataObject) -> None:
+    first = data.draw(st.integers(1, len(values) - 1))
+    excess = rankdata(values)[:first].sum() - first * (len(values) + 1) / 2
+    expected = mannwhitneyu(values[:first], values[first:]).pvalue
+    found = _chance(abs(excess), first, np.unique(values, return_counts=True)[1])
+    assert found == pytest.approx(1.0 if len(set(values)) == 1 else expected, rel=1e-12)
 
 
 def test_a_steady_run_is_nearly_never_cut() -> None:
