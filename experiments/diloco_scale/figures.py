@@ -55,6 +55,19 @@ class Pair(NamedTuple):
     base: str
 
 
+PAIRS = (
+    Pair("DiLoCo 8", BASELINE),
+    Pair("DiLoCo 32", BASELINE),
+    Pair("SparseLoCo 8", "DiLoCo 8"),
+    Pair("SparseLoCo 32", "DiLoCo 32"),
+    Pair("DiLoCo 32, 2 bits", "DiLoCo 32"),
+    Pair("DeMo", BASELINE),
+    Pair("PowerSGD", BASELINE),
+    Pair("1-bit Adam", BASELINE),
+)
+"""Orders of the small model."""
+
+
 @functools.lru_cache(maxsize=4)
 def results(folder: Path, use: str = "result") -> Any:
     """Return the trainings of the larger form that has counting ones."""
@@ -252,10 +265,34 @@ def blocks(folder: Path) -> Mapping[str, Any]:
     )
     return {
         "answer": waiting,
-        "power": "Not measured yet.",
+        "power": power_before(),
         "methods": "Not measured yet.",
-        "orders": "Not measured yet.",
+        "orders": experiments.markdown_of(orders_before()),
     }
+
+
+def power_before() -> str:
+    """Return what the seeds can detect, by the spread of the small model."""
+    found = [judged for pair in PAIRS if (judged := small(pair)) is not None and judged.error is not None]
+    sd = math.sqrt(float(np.mean([judged.n * (judged.error or 0.0) ** 2 for judged in found])))
+    return experiments.prose(
+        f"Computed before the trainings, from the spread of the small model: these differences have a standard "
+        f"deviation of {sd:.3f} nats over seeds, pooled, so {SEEDS} seeds detect "
+        f"{statistics.detectable(sd / math.sqrt(SEEDS), SEEDS - 1):.3f} nats with 80 % power if a larger model's vary "
+        "as much. train.py computes it again from pilots."
+    )
+
+
+@experiments.table
+def orders_before() -> Iterator[Mapping[str, str]]:
+    """Yield the orders that a larger model would test."""
+    for pair in PAIRS:
+        if (found := small(pair)) is not None:
+            yield {
+                "method": pair.ours,
+                "against": pair.base,
+                f"with {SMALL:,} parameters": experiments.with_ends(found),
+            }
 
 
 FIGURES = {"orders": draw} if measured(HERE) else {}

@@ -95,7 +95,7 @@ class Form(NamedTuple):
         return self.batches * 3 // 20
 
 
-CPU = Form("cpu", "gpt2-characters-shallow", 16, 512, (8, 32), (0.002, 0.004, 0.008), 3)
+CPU = Form("cpu", "gpt2-characters-shallow", 16, 256, (8, 32), (0.002, 0.004, 0.008), 3)
 GPU = Form("cuda", "gpt2-characters-wide", 128, 2048, (8, 32, 128, 512), (0.00025, 0.0005, 0.001), 3)
 QUICK = CPU._replace(batches=16, local_steps=(8,), rates=(0.004,), seeds=2)
 
