@@ -27,6 +27,8 @@ SAME_LOSS = 0.01
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
 """Of the characters of a training: the points at which costs are stated."""
 EARLY = 1 / 8
+TRAININGS = 17
+"""That the CPU form is as long as: five codecs with three seeds, and 14 pilots."""
 LABELS = ("1/8", "1/4", "1/2", "3/4", "all")
 PILOTS, COUNTS = 2, (2, 3)
 """Seeds of a pilot, and of the trainings that count."""
@@ -44,11 +46,11 @@ LOOKS = {
 
 @functools.lru_cache(maxsize=4)
 def curves(folder: Path, use: str = "result") -> Any:
-    """Return the evaluations of the larger form that has counting trainings, at the rates with which they were made."""
+    """Return the evaluations of the larger form that has counting trainings, at the rate of a codec's last seed."""
     rows = pandas.read_csv(folder / "curves.csv")
     known = rows[rows.use == "result"].device.unique()
     rows = rows[(rows.device == ("cuda" if "cuda" in known else "cpu")) & (rows.use == use)]
-    chosen = rows[rows.seed == rows.seed.max()][["codec", "learning_rate"]].drop_duplicates()
+    chosen = rows.sort_values("seed").drop_duplicates("codec", keep="last")[["codec", "learning_rate"]]
     return rows.merge(chosen)
 
 
@@ -89,10 +91,9 @@ def growth(folder: Path, codec: str) -> Judgement:
     return judge("loss", costs(folder, codec), costs(folder, codec, EARLY), 0.0)
 
 
-def pair_s(folder: Path) -> float:
+def pair_s() -> float:
     """Return the time of one more seed of two codecs."""
-    seeds = len(losses(folder, BASELINE))
-    return 2 * experiments.takes_s(HERE, "train.py", seeds * len(codecs(folder)))
+    return 2 * experiments.takes_s(HERE, "train.py", TRAININGS)
 
 
 def words(codec: str) -> str:
@@ -112,7 +113,7 @@ def kept(folder: Path, codec: str, of: float = SAME_LOSS, base: str = BASELINE) 
     """Return the loss at the end above another's; its bound is a share `of` of the baseline's loss."""
     found, mean = above(folder, codec, 1, of, base), base_loss(folder)
     more = {"name": words(codec), "scale": scale(folder)}
-    return experiments.loss_facts(found, mean, pair_s(folder), SAME_LOSS * mean, **more)
+    return experiments.loss_facts(found, mean, pair_s(), SAME_LOSS * mean, **more)
 
 
 def subspaces(folder: Path) -> Iterator[Facts]:
@@ -136,7 +137,7 @@ def grows(folder: Path) -> Iterator[Facts]:
         found, mean = growth(folder, codec), base_loss(folder)
         early, late = (experiments.mean_of(costs(folder, codec, share)) for share in (EARLY, 1))
         why = f"{early:+.3f} nats after an eighth of the characters, {late:+.3f} at the end"
-        shown = experiments.open_words(why, found, pair_s(folder), SAME_LOSS * mean)
+        shown = experiments.open_words(why, found, pair_s(), SAME_LOSS * mean)
         yield {"judgement": found, "name": words(codec), "shown": shown, "loss": mean}
 
 
@@ -225,9 +226,10 @@ def draw(folder: Path) -> Figure:
     right.axhline(0, color=style.INK, lw=0.9)
     for axes, name in ((left, "validation loss"), (right, f"loss above {BASELINE}")):
         axes.set_xscale("log")
-        plots.ticks(axes.xaxis, [share * total(folder) for share in SHARES], lambda at: f"{at / 1e6:.2g} M")
+        plots.ticks(axes.xaxis, [share * total(folder) for share in SHARES], lambda at: f"{at / 1e3:,.0f} k")
         axes.set(xlabel="characters trained on", ylabel=f"{name}, nats per character")
-    left.set_title("Every codec's loss falls")
+    below = float(curves(folder).bigram_floor.iloc[0]) - base_loss(folder)
+    left.set_title(f"{BASELINE} ends {abs(below):.2f} nats {'below' if below > 0 else 'above'} a table of pairs")
     right.set_title(_title(folder))
     handles = [Line2D([], [], color=LOOKS[BASELINE][0], label=BASELINE), right]
     plots.finish(figure, legend=handles, columns=6)
@@ -239,7 +241,7 @@ def _floor(axes: Axes, folder: Path) -> None:
     floor = float(curves(folder).bigram_floor.iloc[0])
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, floor - 0.05), max(high, floor + 0.05))
-    plots.level(axes, floor, f"bigram floor {floor:.2f}", dash=(0, (2, 2)))
+    plots.level(axes, floor, f"bigram floor {floor:.2f}", at=0, dash=(0, (2, 2)))
 
 
 def _title(folder: Path) -> str:
