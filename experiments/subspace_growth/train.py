@@ -59,7 +59,7 @@ class Form(NamedTuple):
 
 CPU = Form("cpu", "gpt2-characters", 64, 8, 640, (8, 32), 7, (0.002, 0.004, 0.008), 3, 160)
 GPU = Form("cuda", "gpt2-characters-large", 128, 128, 1824, (8, 32, 100), 62, (0.0005, 0.001, 0.002), 4, 228)
-QUICK = CPU._replace(model="gpt2-characters-shallow", batches=64, ratios=(8,), rates=(0.004,), seeds=2)
+QUICK = CPU._replace(model="gpt2-characters-shallow", batches=32, ratios=(8,), rates=(0.004,), seeds=2)
 
 
 class Row(NamedTuple):
