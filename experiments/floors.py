@@ -18,6 +18,8 @@ from testbed.workloads import characters, floor, prepare, windows
 HERE = Path(__file__).resolve().parent
 CHARACTERS = ("sites", "local_steps_or_codec", "deco_varying", "newer_methods", "one_shot")
 """Experiments with the model of single characters."""
+LONGER = {"diloco_scale": 128, "subspace_growth": 64}
+"""Experiments with larger models of the same symbols -> length of their 128 validation sequences."""
 TEXTS = {
     "aqsgd_finetuning": ("moby-dick", "gpt2-mini", 128, 4, 8),
     "codec_quality": ("bundled", "gpt2-micro", 64, 16, 16),
@@ -53,6 +55,13 @@ def of_text(experiment: str, text: str, model: str, length: int, batch: int, bat
     return Row(experiment, text, *both)
 
 
+def of_longer(length: int) -> list[float]:
+    """Return the floors of the same text, over longer sequences."""
+    spec = TextSpec.model_construct(sequence_length=length, batch_size=128, validation_batches=1)
+    tokens = characters.characters()
+    return [round(of(tokens, spec, characters.VOCABULARY), 4) for of in (floor.unigram_floor, floor.bigram_floor)]
+
+
 def of_characters() -> list[float]:
     """Return the floors of the text of single characters, over the validation sequences of `characters`."""
     text, length, vocabulary = characters.characters(), characters.SEQUENCE, characters.VOCABULARY
@@ -66,6 +75,7 @@ def of_characters() -> list[float]:
 def rows() -> list[Row]:
     """Return the rows of floors.csv."""
     made = [Row(name, "bundled, characters", *of_characters()) for name in CHARACTERS]
+    made += [Row(name, "bundled, characters", *of_longer(length)) for name, length in LONGER.items()]
     return sorted([*made, *(of_text(name, *text) for name, text in [*TEXTS.items(), RANDOM])])
 
 

@@ -48,7 +48,12 @@ Cut = Callable[[Tensor, int], Tensor]
 @functools.cache
 def characters() -> npt.NDArray[np.uint8]:
     """Return the whole text as symbols, (t,); shared, so read-only."""
-    text = np.frombuffer(lzma.decompress((ASSETS / BUNDLED["bundled"]).read_bytes()), np.uint8)
+    return symbols_of(lzma.decompress((ASSETS / BUNDLED["bundled"]).read_bytes()))
+
+
+def symbols_of(data: bytes) -> npt.NDArray[np.uint8]:
+    """Return a text as symbols, (t,)."""
+    text = np.frombuffer(data, np.uint8)
     frequent = np.argsort(-np.bincount(text, minlength=256), kind="stable")[: VOCABULARY - 1]
     symbols = np.full(256, VOCABULARY - 1, np.uint8)
     symbols[frequent] = np.arange(VOCABULARY - 1, dtype=np.uint8)

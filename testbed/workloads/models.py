@@ -160,6 +160,11 @@ SIZES: dict[str, ModelSize] = {
     # coordinates.
     "gpt2-mini-wide": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
     "gpt2-midi": _size("gpt2", layers=8, width=256, heads=8, context=512, vocabulary=4096),
+    # For `characters`, which have no tokenizer; large and wide are for a GPU.
+    "gpt2-characters": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=64),
+    "gpt2-characters-large": _size("gpt2", layers=6, width=512, heads=8, context=128, vocabulary=64),
+    "gpt2-characters-shallow": _size("gpt2", layers=2, width=128, heads=4, context=128, vocabulary=64),
+    "gpt2-characters-wide": _size("gpt2", layers=2, width=768, heads=12, context=128, vocabulary=64),
     "llama-nano": _size("llama", layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
     "llama-mini": _size("llama", layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),
     # The shapes of the published small model with random weights: the bundled tokenizer leaves most rows of its

@@ -12,9 +12,9 @@ from testbed.report.claims import read_claims
 from tests.commands import Command
 
 NAMES = (
-    "aqsgd_finetuning", "compactfusion", "cost_of_failures", "dagc", "deco_sgd", "deco_varying", "dice", "fedht",
-    "fedluck", "jitter_and_stragglers", "local_steps_or_codec", "mesongs", "mixed_precision", "newer_methods",
-    "one_shot", "sites", "state_transfer", "subspace_ratio", "topk_knee",
+    "aqsgd_finetuning", "compactfusion", "cost_of_failures", "dagc", "deco_sgd", "deco_varying", "dice", "diloco_scale",
+    "fedht", "fedluck", "jitter_and_stragglers", "local_steps_or_codec", "mesongs", "mixed_precision", "newer_methods",
+    "one_shot", "sites", "state_transfer", "subspace_growth", "subspace_ratio", "topk_knee",
 )  # fmt: skip
 """Those without tests of their own for more than this."""
 
