@@ -101,13 +101,14 @@ def version_of(folder: Path, name: str = "") -> tuple[str, bool]:
     """Return a digest that changes when files of a folder do, or that file, and whether all changes are old enough for
     that.
     """
-    version, newest_ns = hashlib.blake2b(digest_size=16), 0
+    lines, newest_ns = list[str](), 0
     with contextlib.suppress(OSError):
-        for each in [name] if name else sorted(entry.name for entry in os.scandir(folder)):
+        for each in [name] if name else sorted([entry.name for entry in os.scandir(folder)]):
             stat = os.lstat(f"{folder}/{each}")
             newest_ns = max(newest_ns, stat.st_ctime_ns)
-            version.update(os.fsencode(f"{each} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"))
-    return version.hexdigest(), time.time_ns() - newest_ns > _SETTLED_NS
+            lines.append(f"{each} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n")
+    version = hashlib.blake2b(os.fsencode("".join(lines)), digest_size=16).hexdigest()
+    return version, time.time_ns() - newest_ns > _SETTLED_NS
 
 
 def set_aside(path: Path) -> Path:

@@ -23,7 +23,7 @@ from testbed.errors import UserError
 from testbed.frozen import canonical_json, flatten
 from testbed.metrics.compare import CodecComparison, compare
 from testbed.profiles import LinkProfile
-from testbed.proofs import proofs_in
+from testbed.proofs import Proof, proofs_in
 from testbed.report.entry import Entry, Result
 from testbed.results import Run
 from testbed.spec import Cell, ImagesSpec
@@ -115,14 +115,17 @@ def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Ru
     """Return the successful runs of every cell, or of these, oldest first; if a cell has none, its newest run. Altered
     runs are excluded (`left_out`).
     """
-    by_cell: dict[str, tuple[list[Run], list[Run]]] = {}
+    by_cell: dict[str, list[tuple[Run, Proof]]] = {}
     for run in _of_cells(experiment, cell_ids):
         if (proof := run.proof).state != "altered":
-            summary, (unaltered, good) = run.summary_by(proof), by_cell.setdefault(run.folder.parent.name, ([], []))
-            unaltered.append(run)
-            good += [run] * (summary is not None and summary.status == "ok")
+            by_cell.setdefault(run.folder.parent.name, []).append((run, proof))
     proofs_in(experiment).keep()
-    return [run for unaltered, good in by_cell.values() for run in good or unaltered[-1:]]
+    chosen = []
+    for proved in by_cell.values():
+        several = ((run, run.summary_by(proof)) for run, proof in proved if len(proved) > 1)
+        good = [run for run, summary in several if summary is not None and summary.status == "ok"]
+        chosen += good or [proved[-1][0]]
+    return chosen
 
 
 def left_out(experiment: Path, cell_ids: Collection[str] | None = None) -> list[str]:
@@ -142,14 +145,17 @@ def _of_cells(experiment: Path, cell_ids: Collection[str] | None) -> Iterator[Ru
 
 def read_runs(runs: Iterable[Run]) -> list[Result]:
     """Read each run's cell and summary, and the sweep's notes on its tuning."""
+    return list(read_each(runs))
+
+
+def read_each(runs: Iterable[Run]) -> Iterator[Result]:
+    """Yield what `read_runs` returns, which of 100,000 runs needs 2 GiB."""
     last_sweep = functools.cache(results.last_sweep)
     stated_in = functools.cache(lambda experiment: frozenset(last_sweep(experiment).stated))
-    read = []
     for run in runs:
         cell_id, experiment, proof = run.folder.parent.name, run.folder.parent.parent, run.proof
         tuning, stated = last_sweep(experiment).marks.get(cell_id, ""), cell_id in stated_in(experiment)
-        read.append(Result(run, run.cell, run.summary_by(proof), tuning, stated, proof.state))
-    return read
+        yield Result(run, run.cell, run.summary_by(proof), tuning, stated, proof.state)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed import __version__, results
 from testbed.errors import ResultsError
-from testbed.report.collect import latest, read_runs
+from testbed.report.collect import latest, read_each
 from testbed.report.templates import write_page
 
 
@@ -30,10 +30,10 @@ def _row(path: Path) -> dict[str, Any]:
     of its report (empty if there is none) and of its comparisons with other folders.
     """
     sweep = results.last_sweep(path)
-    good = [result for result in read_runs(latest(path, sweep.cells)) if result.ok]
-    finished = {result.run.folder.parent for result in good}
-    certified = finished - {result.run.folder.parent for result in good if not result.certified}
-    codecs, networks = ({getattr(result.cell, name) for result in good} for name in ("codec", "network"))
+    read = read_each(latest(path, sweep.cells))
+    good = [(one.run.folder.parent, one.cell.codec, one.cell.network, one.certified) for one in read if one.ok]
+    finished, codecs, networks = ({row[column] for row in good} for column in range(3))
+    certified = finished - {row[0] for row in good if not row[3]}
     pages = sorted(path.glob("against-*"))
     return {
         "name": path.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,34 @@ def a_cluster(*cpus: str) -> RayCluster:
     cluster._facts, cluster._head = facts, "head:1"
     cluster._nodes = lambda: {name: {} for name in facts}  # type: ignore[method-assign]
     return cluster
+
+
+def test_prepared_data_is_put_once_and_again_after_a_loss(tmp_path: Path, cache: Path) -> None:
+    data, trace = cache / "tokens" / "a.npy", tmp_path / "one.trace"
+    data.parent.mkdir(parents=True)
+    for path in (data, trace):
+        path.write_bytes(path.name.encode())
+    stored: list[bytes] = []
+
+    def lost(ref: object) -> None:
+        raise OSError("node died")
+
+    cluster = RayCluster.__new__(RayCluster)
+    cluster._kept = {}
+    cluster._ray = SimpleNamespace(
+        put=lambda content: stored.append(content) or len(stored),
+        get=lost,
+        exceptions=SimpleNamespace(RayError=OSError),
+    )
+    first, second = [cluster._put(path) for path in (data, trace)], [cluster._put(path) for path in (data, trace)]
+    assert stored == [b"a.npy", b"one.trace", b"one.trace"], "a trace goes with its task"
+    assert first[0] == second[0] == on_node.SentFile(str(data), paths.digest(data), 1)
+    data.write_bytes(b"other")
+    assert cluster._put(data).content == len(stored) == 4, "the content decides, and not the name"
+    result = cluster._result(Task("t", "m", (), 1, "train"), None)
+    assert result is not None
+    assert "cannot train: its node or process was lost" in str(result.error)
+    assert cluster._put(data).content == len(stored) == 5, "what is lost is put again"
 
 
 def test_durations_are_those_of_one_kind_of_machine() -> None:
