@@ -208,7 +208,7 @@ def trained(arm: Arm, trials: Sequence[tuple[float, int]], batches: int) -> list
 def train_arm(arm: Arm, quick: bool) -> list[Row]:
     """Choose an arm's rate, and train all seeds with it."""
     batches, rates = QUICK_BATCHES if quick else BATCHES, arm.rates[:1] if quick else arm.rates
-    tuning = trained(arm, [(rate, TUNING_SEED) for rate in rates] if len(rates) > 1 else [], batches)
+    tuning = trained(arm, [(rate, TUNING_SEED) for rate in rates], batches) if len(rates) > 1 else []
     best = min(tuning, key=_loss_of).learning_rate if tuning else rates[0]
     results = trained(arm, [(best, seed) for seed in (SEEDS[:2] if quick else SEEDS)], batches)
     return [row._replace(use="tuning") for row in tuning] + [row._replace(use="result") for row in results]
