@@ -150,6 +150,6 @@ def test_the_short_form(tmp_path: Path) -> None:
     told = _forked(tmp_path, "all", "--quick", "--json", "file.json")
     assert told.returncode == 0, told.stderr
     found = read_benchmarks(tmp_path / "file.json")
-    assert {name.split()[0] for name in found.rows} >= {"--help,", "sweep", "codecs:", "clock:"}
+    assert {name.split()[0] for name in found.rows} >= {"--help,", "bench", "codecs:", "clock:"}
     told = _forked(tmp_path, "compare", "file.json", "file.json")
     assert told.stdout.count("1.000 (1.000 to 1.000)") == len(found.rows)

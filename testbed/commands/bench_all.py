@@ -21,12 +21,12 @@ from testbed.frozen import Frozen, dotted
 from testbed.process import run_program
 
 _COMMANDS: Final = (
-    *("--help", "plan default", "vm --virtual-clock -- true", "sweep default --quick", "bench clock -o clock"),
+    *("--help", "plan default", "vm --virtual-clock -- true", "bench clock -o clock"),
     *("bench codecs fp32 int8 blockwise-8 --model gpt2-mini -o codecs", "bench codecs -o codecs"),
-    *("bench links -o links", "report results/default", "exec --profile cable -- true"),
+    *("sweep default --quick", "report results/default", "bench links -o links", "exec --profile cable -- true"),
     "advise --model gpt2-xl --device a100 --nodes 8 --profile cable --batch 512",
 )
-_QUICK: Final = 6
+_QUICK: Final = 5
 """Number of commands of the short form."""
 
 
