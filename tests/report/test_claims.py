@@ -150,7 +150,8 @@ def test_the_page_has_the_headlines_and_counts_every_verdict(tmp_path: Path) -> 
     head = claims.Headline(experiment="second", claim=ONE.claim[:9], says="so | so", figure="a.png")
     page = claims.claims_page([head], folders, "../experiments")
     second = "[so \\| so](../experiments/second/README.md)"
-    assert f"| {second} | 4.0x | 3.9x (3.8 to 4.0 (5 seeds)) | \N{EN DASH} | A | **fails** | [picture](" in page
+    judged = f"**fails**: {claims.cell(ONE.claim)}"
+    assert f"| {second} | 4.0x | 3.9x (3.8 to 4.0 (5 seeds)) | \N{EN DASH} | A | {judged} | [picture](" in page
     assert "## All 2 claims of 2 experiments" in page
     for name, verdict in (("first", "holds"), ("second", "fails")):
         assert f"| [{name}](../experiments/{name}/README.md) | 1 | 0 | 0 | 0 | 1 {verdict} |" in page
