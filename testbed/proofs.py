@@ -35,7 +35,7 @@ class Proof(NamedTuple):
         return self.state in ("verified", "unverified")
 
 
-class _Kept(Frozen):
+class _VerifiedRuns(Frozen):
     """proofs.json."""
 
     testbed: str
@@ -45,7 +45,7 @@ class _Kept(Frozen):
     seal: str = ""
     """SHA-256 of the fields above."""
 
-    def sealed(self) -> _Kept:
+    def sealed(self) -> _VerifiedRuns:
         return self.model_copy(update={"seal": manifest.subject_of(self.model_copy(update={"seal": ""}))})
 
 
@@ -56,7 +56,7 @@ class Proofs:
         """Starts with what the folder's file says, if that is whole and by this version."""
         self._file, self._kept = experiment / NAME, dict[str, str]()
         with contextlib.suppress(OSError, ValueError):
-            kept = _Kept.model_validate_json(self._file.read_bytes())
+            kept = _VerifiedRuns.model_validate_json(self._file.read_bytes())
             if kept == kept.sealed() and kept.testbed == testbed.__version__:
                 self._kept = kept.verified
         self.known = {run: (version, Proof("verified")) for run, version in self._kept.items()}
@@ -68,7 +68,7 @@ class Proofs:
         if sum(self._kept.get(run) != version for run, version in verified.items()) >= _WORTH:
             there = {run: version for run, version in verified.items() if (self._file.parent / run).is_dir()}
             with contextlib.suppress(OSError):
-                text = _Kept(testbed=testbed.__version__, verified=there).sealed().model_dump_json(indent=1)
+                text = _VerifiedRuns(testbed=testbed.__version__, verified=there).sealed().model_dump_json(indent=1)
                 paths.write_atomically(self._file, text + "\n")
                 self._kept = there
 

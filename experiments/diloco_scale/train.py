@@ -28,6 +28,7 @@ from testbed.spec import (
     TrainingSpec,
 )
 from testbed.sweep.trainings import is_trained, load_training
+from testbed.sweep.tune import value_beyond
 from testbed.training.alone import AloneJob, train_alone
 from testbed.workloads import characters
 
@@ -35,8 +36,8 @@ WORKERS, SEQUENCE, VALIDATION_SEQUENCES = 4, 128, 128
 TUNING_SEED, PILOT_SEEDS = 100, (101, 102)
 PARTS = 2
 """A tuning or pilot training is one of so many parts of a whole one."""
-FACTOR, WIDEN = 2.0, 2
-"""Between rates; rates that are added while the best is at an end of the list."""
+WIDEN = 2
+"""Rates that are added while the best is at an end of the list."""
 MEAN = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
 SMALL_OUTER = {8: 0.175}
 """Outer rates that were best in local_steps_or_codec; with more local steps it was the published 0.7."""
@@ -188,16 +189,20 @@ class Lab:
             return math.nan, math.nan, math.nan
         return measure(load_training(folder), batches)
 
-    def best_rate(self, arm: Arm) -> float | None:
-        """Return the best of the rates tried, or None after adding one, as the best is at an end of the list."""
+    def tried(self, arm: Arm) -> dict[float, float]:
+        """Return the rates that the tuning seed has tried, with its losses; infinite if it diverged."""
         wanted = [self.form.device, "tuning", arm.name]
-        losses = {float(row[3]): float(row[6]) for row in self.table.rows if list(map(str, row[:3])) == wanted}
-        rates = sorted(losses)
-        best = min(rates, key=lambda rate: math.inf if math.isnan(losses[rate]) else losses[rate])
-        if best not in (rates[0], rates[-1]) or len(rates) in (1, len(self.form.rates) + WIDEN):
-            return best
-        self.run("tuning", [(arm, best / FACTOR if best == rates[0] else best * FACTOR, TUNING_SEED)])
-        return None
+        rows = (row for row in self.table.rows if list(map(str, row[:3])) == wanted)
+        losses = {float(row[3]): float(row[6]) for row in rows}
+        return {rate: loss if math.isfinite(loss) else math.inf for rate, loss in losses.items()}
+
+    def best_rate(self, arm: Arm) -> float:
+        """Return the best rate, after adding up to WIDEN while the best is at an end of the list."""
+        while len(losses := self.tried(arm)) < len(self.form.rates) + WIDEN:
+            if (rate := value_beyond(losses)) is None:
+                break
+            self.run("tuning", [(arm, rate, TUNING_SEED)])
+        return min(sorted(losses), key=lambda rate: losses[rate])
 
 
 def measure(nodes: Sequence[Sequence[StepRecord]], batches: int) -> tuple[float, float, float]:
@@ -216,9 +221,7 @@ def main(asked: argparse.Namespace) -> None:
     lab.run("tuning", [(arm, rate * arm.rate, TUNING_SEED) for arm in form.arms for rate in form.rates])
     chosen: dict[Arm, float] = {}
     for arm in form.arms:
-        while (best := lab.best_rate(arm)) is None:
-            pass
-        chosen[arm] = best
+        chosen[arm] = lab.best_rate(arm)
     for seed in PILOT_SEEDS[: 1 if asked.quick else 2]:
         lab.run("pilot", [(arm, rate, seed) for arm, rate in chosen.items()])
     for seed in range(0 if asked.pilot else form.seeds):

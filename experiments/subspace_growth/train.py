@@ -21,6 +21,7 @@ from testbed.errors import StageError
 from testbed.records import StepRecord
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingDevice, TrainingSpec
 from testbed.sweep.trainings import floors_of, is_trained, load_training
+from testbed.sweep.tune import value_beyond
 from testbed.training.alone import AloneJob, train_alone
 from testbed.workloads import characters, models
 
@@ -28,8 +29,8 @@ VALIDATION_SEQUENCES, EVALUATIONS, PILOT = 128, 16, 8
 """Sequences per evaluation, and evaluations; a pilot is one of so many parts of a training."""
 PILOT_SEEDS = (100, 101)
 """The first one tries the rates of bf16 and of the first subspace."""
-FACTOR, WIDEN = 2.0, 2
-"""Between rates; rates that are added while the best is at an end of the list."""
+WIDEN = 2
+"""Rates that are added while the best is at an end of the list."""
 
 
 class Form(NamedTuple):
@@ -152,24 +153,20 @@ class Lab:
                 both = (floors.unigram or math.nan, floors.bigram or math.nan)
                 yield Row(self.form.device, use, *trial, tokens, record.loss, bits, *both)
 
-    def loss(self, codec: str, rate: float, seed: int) -> float:
-        """Return a pilot's last loss; infinite if it diverged."""
-        wanted = [self.form.device, "pilot", codec, f"{rate:.6g}", str(seed)]
-        losses = [float(row[6]) for row in self._table.rows if list(map(str, row[:5])) == wanted]
-        return losses[-1] if losses and math.isfinite(losses[-1]) else math.inf
+    def tried(self, codec: str) -> dict[float, float]:
+        """Return the rates that the first pilot seed has tried, with its last losses; infinite if it diverged."""
+        wanted = [self.form.device, "pilot", codec, str(PILOT_SEEDS[0])]
+        rows = (row for row in self._table.rows if [*map(str, row[:3]), str(row[4])] == wanted)
+        losses = {float(row[3]): float(row[6]) for row in rows}
+        return {rate: loss if math.isfinite(loss) else math.inf for rate, loss in losses.items()}
 
-    def best_rate(self, codec: str) -> float | None:
-        """Return the best of the rates tried, or None after adding one, as the best is at an end of the list."""
-        seed = PILOT_SEEDS[0]
-        tried = sorted({
-            float(row[3]) for row in self._table.rows if list(map(str, row[:3])) == [self.form.device, "pilot", codec]
-        })  # fmt: skip
-        best = min(tried, key=lambda rate: self.loss(codec, rate, seed))
-        place = tried.index(best)
-        if 0 < place < len(tried) - 1 or len(tried) in (1, len(self.form.rates) + WIDEN):
-            return best
-        self.run("pilot", [(codec, best / FACTOR if place == 0 else best * FACTOR, seed)])
-        return None
+    def best_rate(self, codec: str) -> float:
+        """Return the best rate, after adding up to WIDEN while the best is at an end of the list."""
+        while len(losses := self.tried(codec)) < len(self.form.rates) + WIDEN:
+            if (rate := value_beyond(losses)) is None:
+                break
+            self.run("pilot", [(codec, rate, PILOT_SEEDS[0])])
+        return min(sorted(losses), key=lambda rate: losses[rate])
 
 
 def bits_per_value(stages: Sequence[Sequence[StepRecord]]) -> float:
@@ -186,9 +183,7 @@ def main(asked: argparse.Namespace) -> None:
     tuned = dict.fromkeys(form.arms[:2], 0.0)
     lab.run("pilot", [(codec, rate, PILOT_SEEDS[0]) for codec in tuned for rate in form.rates])
     for codec in tuned:
-        while (best := lab.best_rate(codec)) is None:
-            pass
-        tuned[codec] = best
+        tuned[codec] = lab.best_rate(codec)
     plain, inside = tuned.values()
     chosen = {codec: inside if codec.startswith("subspace") else plain for codec in form.arms}
     lab.run("pilot", [(codec, rate, seed) for seed in PILOT_SEEDS for codec, rate in chosen.items()])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import SpecError, StageError, UnknownNameError
@@ -97,17 +97,26 @@ def further(
 
 
 def beyond(tried: Sequence[TriedValue], widen: int) -> Any:
-    """Return the value to try beyond the end of an arm's list; None if its best lies inside, all values are
-    disqualified, or `widen` values were already added.
+    """Return the value to try beyond the end of an arm's list; None if `value_beyond` has none, or `widen` values were
+    already added.
     """
-    ordered = sorted(tried, key=lambda value: value.value)
-    best = _best(ordered)
-    if best is None or len(ordered) < 2 or sum(value.added for value in ordered) >= widen:
+    if sum(value.added for value in tried) >= widen:
         return None
-    values = [value.value for value in ordered]
-    if best.value == values[0]:
+    return value_beyond({value.value: value.mean_loss for value in tried})
+
+
+def value_beyond(losses: Mapping[Any, float | None]) -> Any:
+    """Return the value to try beyond the end of a list of values with their losses; None if the best lies inside, the
+    first one on a tie, or if all are disqualified (None).
+    """
+    values = sorted(losses)
+    left = [(loss, value) for value in values if (loss := losses[value]) is not None]
+    if not left or len(values) < 2:
+        return None
+    _, best = min(left)
+    if best == values[0]:
         new = values[0] ** 2 / values[1]
-    elif best.value == values[-1]:
+    elif best == values[-1]:
         new = values[-1] ** 2 / values[-2]
     else:
         return None
