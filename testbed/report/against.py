@@ -108,10 +108,10 @@ def _row(label: str, network: str, ours: Entry, theirs: Entry, equal: str, rules
     compared = compare(ours.steps, theirs.steps)
     first, second = ours.measured, theirs.measured
     speed, loss = compared.speed_up, compared.loss_difference
-    ratio = Shown(MISSING)
+    ratio, signed = Shown(MISSING), "{:+.4f}".format
     if speed is not None:
         rules[speed.rule] = None
-        sure = f"{interval(speed.interval, '{:.3f}')}{'' if compared.separable else ' not separable'}"
+        sure = f"{interval(speed.interval, '{:.3f}'.format)}{'' if compared.separable else ' not separable'}"
         ratio = Shown(f"{speed.value:.3f}x", "the same" if abs(speed.value - 1) < _SAME_S else sure)
     wire = Shown(MISSING)
     if first.wire_bytes_per_step and second.wire_bytes_per_step:
@@ -119,7 +119,7 @@ def _row(label: str, network: str, ours: Entry, theirs: Entry, equal: str, rules
     shown = (
         *(Shown(numbers.three(None if s.step_s is None else 1e3 * s.step_s)) for s in (first, second)),
         ratio,
-        Shown(MISSING) if loss is None else Shown(f"{loss.value + 0.0:+.4f}", interval(loss.interval, "{:+.4f}")),
+        Shown(MISSING if loss is None else signed(loss.value + 0.0), interval(loss and loss.interval, signed)),
         wire,
     )
     certain = compared.separable and speed is not None and abs(speed.value - 1) >= _SAME_S

@@ -142,9 +142,8 @@ def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable
     for name, value in parts.items():
         share = numbers.percent(value / (sum(parts.values()) or 1.0))
         shown.append((_PARTS[name], numbers.seconds(value), f"{share} of the step"))
-    if summary.step_interval_s is not None:
-        low, high = (numbers.seconds(end) for end in summary.step_interval_s)
-        shown.append(("step, 95 % interval", f"{low} to {high}", ""))
+    if ends := numbers.interval(summary.step_interval_s, numbers.seconds):
+        shown.append(("step, 95 % interval", ends, ""))
     return [
         *shown,
         ("ideal step", numbers.seconds(summary.ideal_step_s), "the same compute and bytes over ideal links"),

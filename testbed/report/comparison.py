@@ -45,7 +45,7 @@ class ComparisonTable(NamedTuple):
 def _ratio(comparison: CodecComparison | None) -> Shown:
     if comparison is None or comparison.speed_up is None:
         return _UNKNOWN
-    ends = interval(comparison.speed_up.interval, "{:.2f}")
+    ends = interval(comparison.speed_up.interval, "{:.2f}".format)
     sure = ends if comparison.separable else f"{ends} not separable".lstrip()
     return Shown(f"{comparison.speed_up.value:.2f}x", sure)
 
@@ -53,9 +53,9 @@ def _ratio(comparison: CodecComparison | None) -> Shown:
 def _difference(comparison: CodecComparison | None) -> Shown:
     if comparison is None or comparison.loss_difference is None:
         return _UNKNOWN
-    ends = interval(comparison.loss_difference.interval, "{:+.4f}")
-    doubt = "one seed" if not ends else "" if comparison.loss_separable else " not separable"
-    return Shown(f"{comparison.loss_difference.value:+.4f}", ends + doubt)
+    ends = interval(comparison.loss_difference.interval, "{:+.4f}".format)
+    alone, doubt = comparison.loss_difference.interval is None, "" if comparison.loss_separable else "not separable"
+    return Shown(f"{comparison.loss_difference.value:+.4f}", "one seed" if alone else f"{ends} {doubt}".strip())
 
 
 def _time(reached: TimeToLoss | None) -> Shown:
@@ -64,15 +64,15 @@ def _time(reached: TimeToLoss | None) -> Shown:
     if reached.seconds is None:
         return Shown(MISSING, reached.words)
     value, ends = reached.seconds.value, reached.seconds.interval
-    return Shown(f"{three(value)} s", "" if ends is None else f"[{three(ends.low)}, {three(ends.high)}]")
+    return Shown(f"{three(value)} s", interval(ends, three))
 
 
 def _step(entry: Entry) -> Shown:
     summary, ends = entry.measured, entry.measured.step_interval_s
     if summary.step_s is None:
         return _UNKNOWN
-    sure = f"{interval((ends[0] * 1e3, ends[1] * 1e3), '{:.1f}')} ms" if ends else ""
-    return Shown(seconds(summary.step_s), sure)
+    sure = interval(ends and (ends[0] * 1e3, ends[1] * 1e3), "{:.1f}".format)
+    return Shown(seconds(summary.step_s), f"{sure} ms" if sure else "")
 
 
 def target(group: Group) -> float | None:

@@ -94,11 +94,11 @@ def _time(group: Group, network: str) -> str | None:
         if compared is None or compared.speed_up is None:
             continue
         codec, ratio = entry.cell.codec + _doubt(entry, marked), compared.speed_up.value
-        ends = numbers.interval(compared.speed_up.interval, "{:.2f}")
+        shown = f"{ratio:.2f} {numbers.interval(compared.speed_up.interval, '{:.2f}'.format)}".rstrip()
         if not compared.separable:
-            within.append(f"{codec} ({ratio:.2f} {ends}".rstrip() + ")")
+            within.append(f"{codec} ({shown})")
         elif ratio > 1:
-            faster.append(f"{codec} is {ratio:.2f} {ends} times as fast ({numbers.seconds(entry.measured.step_s)})")
+            faster.append(f"{codec} is {shown} times as fast ({numbers.seconds(entry.measured.step_s)})")
         else:
             slower.append(f"{codec} ({1 / ratio:.2f} times as long)")
     return (
@@ -187,7 +187,7 @@ def _loss(group: Group) -> str | None:
             compared = group.compared(over, entry)
             if codec != BASELINE and compared is not None and compared.loss_difference is not None:
                 difference = compared.loss_difference
-                ends = numbers.interval(difference.interval, "{:+.4f}")
+                ends = numbers.interval(difference.interval, "{:+.4f}".format)
                 parts.append(f"{codec} {round(difference.value, 4) + 0.0:+.4f} {ends}".rstrip())
         if parts:
             step, seeds = base.steps[0].validation[-1].step, len({run.seed for run in base.steps})

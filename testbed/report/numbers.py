@@ -47,9 +47,10 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
-def interval(ends: Interval | tuple[float, float] | None, form: str) -> str:
-    """Write an interval as '[1.32, 1.39]'; empty for None."""
-    return "" if ends is None else f"[{form.format(ends[0])}, {form.format(ends[1])}]"
+def interval(ends: Interval | tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    """Write an interval as '[1.32, 1.39]'; empty for None, and if both ends read the same."""
+    texts = list(dict.fromkeys(map(form, ends or ())))
+    return f"[{', '.join(texts)}]" if len(texts) > 1 else ""
 
 
 def span(values: Iterable[float], form: Callable[[float], str], unit: str = "") -> str:

@@ -130,3 +130,11 @@ def test_every_codec_has_a_look_of_its_own(names: list[str]) -> None:
     others = set(names) - {"fp32", "int8", "bf16", "delta-int8"}
     assert len({look_of[name].colour for name in others}) == min(len(others), 6)
     assert len({(look_of[name].colour, look_of[name].marker, look_of[name].dash) for name in others}) == len(others)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_an_interval_is_written_if_its_ends_read_differently(low: float, width: float) -> None:
+    for form in (numbers.three, "{:.2f}".format):
+        ends = form(low), form(low + width)
+        assert numbers.interval((low, low + width), form) == ("" if ends[0] == ends[1] else f"[{ends[0]}, {ends[1]}]")
+    assert numbers.interval(None, numbers.three) == ""
