@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from testbed.process import Parent
 from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build_stage import build_stage
+from testbed.workloads.precision import autocast
 from testbed.workloads.stage_model import StageModel
 
 _WARM_UP = 3
@@ -117,22 +119,22 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
         ids = torch.randint(size.vocabulary, (sequences, length), generator=generator)
         hidden = torch.randn((sequences, length, size.width), generator=generator, requires_grad=True)
 
-        def autocast() -> torch.autocast:
-            return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=spec.precision == "bf16")
+        def precisely() -> AbstractContextManager[None]:
+            return autocast(torch.device(device).type, bf16=spec.precision == "bf16")
 
         def embed() -> Tensor:
-            with autocast():
+            with precisely():
                 return model.embed(ids)
 
         def layers() -> Tensor:
-            with autocast():
+            with precisely():
                 outputs = hidden
                 for block in model.blocks(hidden):
                     outputs = block(outputs)
                 return outputs.float()
 
         def head() -> Tensor:
-            with autocast():
+            with precisely():
                 return model.loss(model.head(hidden), ids)
 
         passes = [_passes(device, forward) for forward in (embed, layers, head)]

@@ -21,6 +21,7 @@ from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build_stage import build_stage
 from testbed.workloads.data import Batch, Data
+from testbed.workloads.precision import autocast
 from testbed.workloads.stage_model import StageModel
 
 
@@ -67,7 +68,7 @@ class Layers:
         `kept` has the keys and values of earlier tokens and receives the new ones; None, allowed if `before` is 0,
         keeps none.
         """
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+        with torch.no_grad(), autocast("cpu", bf16=self._bf16):
             hidden = self.model.embed(inputs)[:, before:] if self.model.first else inputs
             length, more = before + hidden.shape[1], dict[str, Any]()
             if kept is not None:
@@ -84,7 +85,7 @@ class Layers:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (b, m, v) fp32 of the last layer's hidden states (b, m, d)."""
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+        with torch.no_grad(), autocast("cpu", bf16=self._bf16):
             return self.model.head(hidden).float()
 
 

@@ -7,7 +7,6 @@ the last stage, which would have to exchange their gradients at every step.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -19,6 +18,7 @@ from testbed import keyed
 from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.models import ModelSize
+from testbed.workloads.precision import autocast
 
 EMBEDDING = "embedding"
 """Stands for the layer's number in the key of the embedding's dropout."""
@@ -158,7 +158,7 @@ class StageModel(nn.Module, ABC):
         drawn, on = self.training and self._dropout > 0, inputs.device
         forked = [on.index or 0] if on.type == "cuda" else []
         generator = torch.cuda.default_generators[forked[0]] if forked else torch.default_generator
-        with self._autocast(on), torch.random.fork_rng(devices=forked, enabled=drawn):
+        with autocast(on.type, bf16=self._bf16), torch.random.fork_rng(devices=forked, enabled=drawn):
             hidden = inputs
             if self.first:
                 self._key(EMBEDDING, drawn, generator)
@@ -172,11 +172,8 @@ class StageModel(nn.Module, ABC):
         """Return the mean cross-entropy in nats over the b * n tokens, a scalar, equal to the whole model's loss from
         shifted labels.
         """
-        with self._autocast(logits.device):
+        with autocast(logits.device.type, bf16=self._bf16):
             return nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
-
-    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast(device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
 
     def _key(self, layer: int | str, drawn: bool, generator: torch.Generator) -> None:
         if drawn:

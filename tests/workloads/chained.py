@@ -14,6 +14,7 @@ from torch import Tensor
 from testbed.spec import TextSpec
 from testbed.workloads import models, prepare
 from testbed.workloads.build_stage import build_stage, empty_model, stage_class
+from testbed.workloads.precision import autocast
 from testbed.workloads.stage_model import EMBEDDING, StageModel, dropout_key
 from tests.specs import text_spec
 
@@ -84,7 +85,7 @@ def train_whole(spec: TextSpec) -> Trained:
     for step, parts in enumerate(batches()):
         for microbatch, tokens in enumerate(parts):
             key[:] = step, microbatch
-            with torch.autocast("cpu", torch.bfloat16, enabled=spec.precision == "bf16"):
+            with autocast("cpu", bf16=spec.precision == "bf16"):
                 out = model(tokens[:, :-1], labels=tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous())
             (out.loss / MICROBATCHES).backward()
             losses.append(out.loss.detach())
