@@ -35,7 +35,8 @@ def advise(
     evidence, codecs = read_evidence(), proven_codecs()
     setting = advice.look_up(model, device, nodes, profile, batch, sequence_length, local_steps)
     simulated, fitting = advice.advise(setting, codecs)
-    chosen = sorted({each.kind: each for each in reversed(simulated)}.values(), key=lambda each: each.batch_s)
+    fastest = {each.kind: each for each in reversed(simulated)}.values()
+    chosen = [advice.with_most_bits(each, setting, codecs) for each in sorted(fastest, key=lambda each: each.batch_s)]
     told = [_told(setting, one, evidence) for one in chosen]
     whole = (each for each in simulated if each[:4] == ("data parallel", nodes, 1, 1))
     alone_s = next((advice.batch_s(each, setting, "none", sequences=batch) for each in whole), None)

@@ -43,6 +43,8 @@ _SIMULATED, _PER_GROUP = 14, 3
 """Number of layouts to simulate, in all and of those with the same stages, replicas and local steps. [chosen]"""
 _LEAST_BPS = 16_000
 """Smallest rate of a link that is played with divided rates; profiles allow half of it."""
+_AS_FAST = 1.01
+"""Times as long as the fastest that a layout may take with codecs that keep more bits. [chosen]"""
 _EFFECTS = ("loss", "jitter", "reorder", "duplicate", "queue", "slot")
 
 
@@ -138,6 +140,18 @@ def advise(setting: Question, codecs: Sequence[str]) -> tuple[list[Layout], int]
             taken.append(layout)
     simulated = [layout._replace(batch_s=batch_s(layout, setting)) for layout in taken]
     return sorted(simulated, key=lambda layout: layout.batch_s), len(fitting)
+
+
+def with_most_bits(layout: Layout, setting: Question, codecs: Sequence[str]) -> Layout:
+    """Return the layout with the codecs that send most among those with which it is as fast, because bits that save no
+    time can only cost loss.
+    """
+    pairs = itertools.product(codecs, repeat=2) if layout.codecs else ()
+    others = [layout._replace(codecs=p, job={**layout.job, "codec": "fwd={}, bwd={}".format(*p)}) for p in pairs]
+    for other in sorted(others, key=lambda each: -each.shape().payload_bytes):
+        if (taken_s := batch_s(other, setting)) <= _AS_FAST * layout.batch_s:
+            return other._replace(batch_s=taken_s)
+    return layout
 
 
 # ------------------------------------------------------------------ layouts

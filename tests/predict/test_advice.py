@@ -4,6 +4,7 @@ true.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -115,6 +116,21 @@ def test_the_first_is_the_fastest_simulated_and_every_kind_that_fits_is_there() 
     assert {layout.kind for layout in simulated} == {"pipeline", "hybrid", "data parallel"}
     assert all(0 < layout.memory_bytes <= 0.9 * 24e9 for layout in simulated)
     assert {layout.local_steps for layout in simulated} <= {1, 8}
+
+
+def test_codecs_keep_as_many_bits_as_cost_no_time() -> None:
+    setting = advice.look_up("gpt2", "rtx-3060", 4, "fibre", 256)
+    for layout in {each.kind: each for each in advice.advise(setting, CODECS)[0]}.values():
+        named = advice.with_most_bits(layout, setting, CODECS)
+        assert named.batch_s <= 1.01 * layout.batch_s
+        bits = {pair: _with(layout, pair).shape().payload_bytes for pair in itertools.product(CODECS, repeat=2)}
+        more = [pair for pair in bits if layout.codecs and bits[pair] > bits[named.codecs]]
+        assert all(advice.batch_s(_with(layout, pair), setting) > 1.01 * layout.batch_s for pair in more)
+        assert named._replace(job={}, codecs=(), batch_s=0) == layout._replace(job={}, codecs=(), batch_s=0)
+
+
+def _with(layout: advice.Layout, codecs: tuple[str, ...]) -> advice.Layout:
+    return layout._replace(job={**layout.job, "codec": "fwd={}, bwd={}".format(*codecs)}) if layout.codecs else layout
 
 
 def test_memory_is_weights_and_kept_activations() -> None:
