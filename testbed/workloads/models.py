@@ -151,8 +151,11 @@ def family_modules() -> list[str]:
     return [row.stage.partition(":")[0] for row in FAMILIES.values()]
 
 
+_BUNDLED_TOKENS = 4096
+"""Of the bundled tokenizer, which all of these sizes use."""
+
 SIZES: dict[str, ModelSize] = {
-    # Randomly initialised, for the bundled tokenizer of 4,096 tokens.
+    # Randomly initialised, for the bundled tokenizer.
     "gpt2-nano": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=4096),
     "gpt2-micro": _size("gpt2", layers=4, width=128, heads=4, context=128, vocabulary=4096),
     "gpt2-mini": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096),
@@ -160,7 +163,7 @@ SIZES: dict[str, ModelSize] = {
     # coordinates.
     "gpt2-mini-wide": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
     "gpt2-midi": _size("gpt2", layers=8, width=256, heads=8, context=512, vocabulary=4096),
-    # For `characters`, which have no tokenizer; large and wide are for a GPU.
+    # For programs that write characters as tokens, as experiments/subspace_growth does; large and wide are for a GPU.
     "gpt2-characters": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=64),
     "gpt2-characters-large": _size("gpt2", layers=6, width=512, heads=8, context=128, vocabulary=64),
     "gpt2-characters-shallow": _size("gpt2", layers=2, width=128, heads=4, context=128, vocabulary=64),
@@ -274,6 +277,11 @@ def check_workload(spec: Workload, stages: int, layers: Sequence[int] | None = N
         return
     size = workload_size(spec)
     split_layers(size.layers, stages, layers)
+    if spec.model in SIZES and size.vocabulary < _BUNDLED_TOKENS:
+        raise SpecError(
+            f"model {spec.model} has a vocabulary of {size.vocabulary} characters, and texts are converted into the "
+            f"{_BUNDLED_TOKENS:,} tokens of the bundled tokenizer; use a size such as gpt2-micro"
+        )
     if spec.sequence_length > size.context:
         raise SpecError(
             f"workload.sequence_length is {spec.sequence_length}; {spec.model} has a context of {size.context} "

@@ -243,6 +243,8 @@ def test_what_cannot_be_built() -> None:
         models.check_workload(workload(), 9)
     with pytest.raises(SpecError, match="has a context of 512 tokens"):
         models.check_workload(workload(sequence_length=513), 1)
+    with pytest.raises(SpecError, match="a vocabulary of 64 characters, and texts are converted into the 4,096 tokens"):
+        models.check_workload(workload("gpt2-characters"), 1)
     with pytest.raises(SpecError, match="no such folder"):
         models.check_workload(workload("./nowhere"), 1)
     with pytest.raises(SpecError, match="use the model's own tokenizer"):
