@@ -31,6 +31,10 @@ COLOURS = {
     "all-reduce": "#767d86",
     "top-k": "#e69f00",
     "ARC-Top-K": "#cc79a7",
+    "TSR-Adam": "#332288",
+    "TSR-Adam, 20 local": "#882255",
+    "PowerSGD": "#999933",
+    "top-k, 4 %": "#aa4499",
     "stages, bf16": "#767d86",
     "stages, PowerSGD": "#e69f00",
     "stages, rvq": "#d55e00",
@@ -140,6 +144,7 @@ def answer(folder: Path) -> str:
         ("averaging in pairs", "NoLoCo", "DiLoCo"),
         ("residual vector quantisation between stages", "stages, rvq", "stages, bf16"),
         ("rows that all workers agree on", "ARC-Top-K", "top-k"),
+        ("AdamW in two small bases per matrix", "TSR-Adam", "all-reduce"),
     ):
         if (facts := loss(folder, ours, base)) is not None:
             than = base.removeprefix(STAGES)
