@@ -140,11 +140,10 @@ def answer(folder: Path) -> str:
     """Return the answer in three lines."""
     said = []
     for what, ours, base in (
-        ("Muon inside and 2 bits", "MuLoCo, 2 bits", "DiLoCo"),
-        ("pairs", "NoLoCo", "DiLoCo"),
-        ("vector quantisation between stages", "stages, rvq", "stages, bf16"),
-        ("common rows", "ARC-Top-K", "top-k"),
-        ("AdamW in two small bases", "TSR-Adam", "all-reduce"),
+        ("Muon inside and 2 bits with feedback", "MuLoCo, 2 bits", "DiLoCo"),
+        ("averaging in pairs", "NoLoCo", "DiLoCo"),
+        ("residual vector quantisation between stages", "stages, rvq", "stages, bf16"),
+        ("rows that all workers agree on", "ARC-Top-K", "top-k"),
     ):
         if (facts := loss(folder, ours, base)) is not None:
             than = base.removeprefix(STAGES)

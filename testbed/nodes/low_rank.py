@@ -2,6 +2,7 @@
 
 A gradient G (m, n) becomes a core U^T G V (r, r), and workers sum cores. The optimiser's moments are those of the core,
 and its update X changes the weights by U X V^T. Vectors, and matrices for which it saves nothing, are sent in full.
+The update's r x r values are of a learning rate's size, so rates are larger than those of the whole matrix.
 
 Written from the abstract. Published bases are found from one gradient now and then. Here every message also has a few
 columns G w and G^T w for random w, the same at all workers, and new bases are the leading singular vectors of the last
