@@ -106,7 +106,7 @@ def test_a_basis_of_the_same_space_does_not_turn() -> None:
 # ---------------------------------------------------------------------- training
 @pytest.mark.parametrize("local", [{}, {"local_steps": 2, "outer": OUTER}], ids=["gradients", "changes"])
 def test_with_full_rank_it_is_the_same_training(local: dict[str, Any]) -> None:
-    whole, plain = (trained(a_recipe("all-reduce", **local, **more)) for more in ({"low_rank": FULL}, {}))
+    whole, plain = (trained(a_recipe("all-reduce", low_rank=spec, **local)) for spec in (FULL, None))
     assert same(whole.weights(), plain.weights())
 
 
@@ -127,7 +127,7 @@ def test_adam_in_complete_bases_is_adam(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("local", [{}, {"local_steps": 2, "outer": OUTER}], ids=["gradients", "changes"])
 def test_all_workers_stay_alike_and_send_less(exchange: Any, local: dict[str, Any]) -> None:
-    few, whole = (trained(a_recipe(exchange, **local, **more)) for more in ({"low_rank": SPEC}, {}))
+    few, whole = (trained(a_recipe(exchange, low_rank=spec, **local)) for spec in (SPEC, None))
     assert all(same(few.weights(0), few.weights(worker)) for worker in range(1, 4))
     sent, dense = (sum(frame.payload_bytes for frame in done.records[0][2].sent) for done in (few, whole))
     assert sent < 0.25 * dense
