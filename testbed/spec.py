@@ -249,6 +249,18 @@ class AlignedSpec(Frozen):
     """Random directions of the sketch: it has this many values per row."""
 
 
+class LowRankSpec(Frozen):
+    """Matrices are trained in small bases that all workers share, and only coordinates are sent (`nodes.low_rank`)."""
+
+    rank: int = Field(ge=1)
+    """Vectors per basis, of which a matrix has two. Vectors, and matrices for which it saves nothing, are sent in full.
+    """
+    refresh: int = Field(ge=1)
+    """Steps between changes of the bases."""
+    directions: int = Field(default=1, ge=1)
+    """Columns that each message has for each new basis, as long as its vectors."""
+
+
 class DecoSpec(Frozen):
     """DeCo-SGD: chooses ratio and staleness from its measurements of the links (`nodes.leader`)."""
 
@@ -308,6 +320,9 @@ class DataParallelSpec(Parallelism):
     fragment, and workers keep their own weights in the others; requires `outer`."""
     aligned: AlignedSpec | None = Field(default=None, exclude_if=is_none)
     """None: messages are whole. Otherwise an all-reduce sums only the rows that all workers have agreed on."""
+    low_rank: LowRankSpec | None = Field(default=None, exclude_if=is_none)
+    """None: optimiser and messages are of whole tensors. Otherwise of matrices' cores (TSR-Adam, arXiv 2602.08007);
+    with `outer`, of local steps."""
     answer: str | None = None
     """Codec of the aggregate sent by the server of a star."""
     deco: DecoSpec | None = Field(default=None, exclude_if=is_none)
@@ -342,6 +357,12 @@ class DataParallelSpec(Parallelism):
             )
         if self.aligned is not None and self.exchange != "all-reduce":
             raise ValueError(f"aligned is for sums, but exchange is {self.exchange!r}; set exchange = 'all-reduce'")
+        apart = self.exchange == "pairs" or self.aligned or self.streaming or self.deco or self.arrivals
+        if self.low_rank is not None and (apart or max(self.staleness)):
+            raise ValueError(
+                "low_rank needs bases that all workers share and change at once: set staleness = 0 and an exchange "
+                "other than 'pairs', and remove aligned, streaming, deco and arrivals"
+            )
         refused = max(self.staleness) or self.workers % 2 or self.shares or self.streaming or self.deco
         if self.exchange == "pairs" and (self.outer is None or refused):
             raise ValueError(

@@ -29,6 +29,7 @@ from testbed.records import StepRecord
 from testbed.spec import (
     AlignedSpec,
     DataParallelSpec,
+    LowRankSpec,
     OptimiserSpec,
     OuterSpec,
     PipelineSpec,
@@ -47,6 +48,7 @@ WORKERS, BATCH, BATCHES, QUICK_BATCHES = 4, 8, 120, 60
 SEEDS, TUNING_SEED = range(5), 100
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
 GOSSIP = OuterSpec(learning_rate=0.7, momentum=0.5, nesterov=False)
+BASES, WIDER = LowRankSpec(rank=8, refresh=8), LowRankSpec(rank=8, refresh=1, directions=2)
 TABLES = (0, 1, 6)
 """The matrices that are embeddings or the output layer."""
 
@@ -61,6 +63,8 @@ class Arm(NamedTuple):
     rates: tuple[float, ...]
     data: Mapping[str, Any] = MappingProxyType({})
     muon: bool = False
+    apart: bool = False
+    """Each matrix by itself, as with Muon and with bases; otherwise all rows are one matrix."""
 
 
 def _local(steps: int, exchange: str = "all-reduce", outer: OuterSpec = NESTEROV) -> dict[str, Any]:
@@ -79,6 +83,10 @@ ARMS = (
     Arm("top-k", "ef(topk(0.111))", (0.008,), {"exchange": "all-gather"}),
     Arm("all-reduce", "fp32", (0.008,), {"exchange": "all-reduce"}),
     Arm("DiLoCo, 30 steps", "fp32", (0.004, 0.008), _local(30)),
+    Arm("TSR-Adam", "fp32", (0.016, 0.032, 0.064, 0.128), {"exchange": "all-reduce", "low_rank": BASES}),
+    Arm("PowerSGD", "ef(powersgd(1))", (0.004, 0.008, 0.016), {"exchange": "all-gather"}, apart=True),
+    Arm("top-k, 4 %", "ef(topk(0.041))", (0.004, 0.008, 0.016), {"exchange": "all-gather"}),
+    Arm("TSR-Adam, 20 local", "fp32", (0.016, 0.032, 0.064, 0.128), {**_local(20), "low_rank": WIDER}),
 )
 
 
@@ -129,10 +137,13 @@ class Characters:
 class CharactersTraining(ReplicasTraining):
     """A data parallel training of that model."""
 
+    def __init__(self, recipe: Recipe, apart: bool) -> None:
+        super().__init__(Setting(recipe, 0, ""))
+        self._apart = apart
+
     def learner(self, number: int) -> Characters:
         """Make a worker's learner."""
-        muon = self.recipe.optimiser.algorithm == "muon"
-        return Characters(self.recipe.training.seed, number, self.data.workers, apart=muon)
+        return Characters(self.recipe.training.seed, number, self.data.workers, self._apart)
 
 
 def recipe_of(arm: Arm, rate: float, seed: int, batches: int) -> Recipe:
@@ -167,7 +178,8 @@ def train_workers(arm: Arm, rate: float, seed: int, batches: int) -> Row:
     """Train an arm's workers once."""
     outputs, local = [io.StringIO() for _ in range(WORKERS)], arm.data.get("local_steps", 1)
     try:
-        train_together(CharactersTraining(Setting(recipe_of(arm, rate, seed, batches), 0, "")), outputs)
+        apart = arm.muon or arm.apart or "low_rank" in arm.data
+        train_together(CharactersTraining(recipe_of(arm, rate, seed, batches), apart), outputs)
     except StageError:
         return Row("", arm.name, rate, seed, batches, math.nan, math.nan, math.nan)
     records = [[StepRecord.model_validate_json(line) for line in out.getvalue().splitlines()] for out in outputs]

@@ -16,6 +16,7 @@ learners      learning tasks: a language model on a text, or a small network on 
 bucket        all tensors of a worker as one message: codecs for the large ones, the small ones dense
 fragments     how a model's tensors are divided: into turns, parts of a ring, coded or dense
 aligned       the rows that all workers send alike, agreed on by sketches
+low_rank      matrices that are trained in two small bases, which all workers share
 pace          a recipe's initial decision, and durations on a worker's emulated device
 leader        chooses ratio and staleness during training, from measured links
 arrivals      asynchronous rounds: the server's updates and the workers' rounds

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias, TypeVar
 
 from testbed.errors import SpecError
-from testbed.spec import AlignedSpec, DataParallelSpec
+from testbed.spec import AlignedSpec, DataParallelSpec, LowRankSpec
 
 _Item = TypeVar("_Item")
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -50,6 +50,22 @@ def fragment_shapes(shapes: Sequence[Sequence[int]], fragments: int) -> list[lis
     return [[shapes[tensor] for tensor in part] for part in parts]
 
 
+def low_rank_shapes(shape: Sequence[int], spec: LowRankSpec) -> list[tuple[int, ...]]:
+    """Return the shapes of what is sent of a tensor: its core and a sketch for each basis, or itself alone."""
+    sides = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else ()
+    sent = [tuple(min(spec.rank, side) for side in sides)]
+    sent += [(side, spec.directions) for side in sides if side > spec.rank]
+    return sent if sides and sum(map(math.prod, sent)) < math.prod(shape) else [tuple(shape)]
+
+
+def sent_shapes(shapes: Sequence[Sequence[int]], data: DataParallelSpec) -> Sequence[Sequence[int]]:
+    """Return the shapes of the tensors that workers exchange, given those of the model's."""
+    if data.low_rank is None:
+        return shapes
+    each = [low_rank_shapes(shape, data.low_rank) for shape in shapes]
+    return [sent[0] for sent in each] + [sketch for sent in each for sketch in sent[1:]]
+
+
 def ring_parts(shapes: Sequence[Sequence[int]], workers: int) -> list[int]:
     """Return the number of values in each part of a ring all-reduce, one part per worker."""
     even, more = divmod(sum(map(math.prod, shapes)), workers)
@@ -82,7 +98,7 @@ def message_shapes(data: DataParallelSpec, shapes: Sequence[Sequence[int]]) -> l
     """Return the tensor shapes of each message, by fragment and sender (the workers and a star's server); in a ring
     all-reduce, of each part (`reduced_parts`).
     """
-    fragments = fragment_shapes(shapes, data.fragments)
+    fragments = fragment_shapes(sent_shapes(shapes, data), data.fragments)
     if data.exchange == "all-reduce":
         return [[((length,),) for length in reduced_parts(part, data)] for part in fragments]
     return [[tuple(tuple(shape) for shape in part)] * len(data.places) for part in fragments]

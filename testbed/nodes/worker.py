@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from testbed.nodes.fragments import divide_tensors, in_turn
+from testbed.nodes.low_rank import Cores
 from testbed.nodes.optimise import Optimiser, Outer, learning_rate
 from testbed.runtime import failures
 from testbed.runtime.gather import global_norm
-from testbed.spec import OptimiserSpec, OuterSpec, Recipe, StreamingSpec
+from testbed.spec import LowRankSpec, OptimiserSpec, OuterSpec, Recipe, StreamingSpec
 
 
 class Evaluated(NamedTuple):
@@ -75,7 +76,7 @@ class Computed(NamedTuple):
 class Worker:
     """One replica. Aggregates are queued on arrival and applied when the program says so."""
 
-    keeps = ("parameters", "shared", "_optimiser", "_outers", "applied", "_batches")
+    keeps = ("parameters", "shared", "_optimiser", "_outers", "_cores", "applied", "_batches")
 
     def __init__(
         self,
@@ -87,13 +88,21 @@ class Worker:
         steps: int,
         streaming: StreamingSpec | None = None,
         pairs: bool = False,
+        low_rank: LowRankSpec | None = None,
+        seed: int = 0,
     ) -> None:
         """`steps` is the length of the training, which determines the learning rate. `pairs`: aggregates are means of
-        two workers' weights. SpecError for more fragments than the model has tensors.
+        two workers' weights. `seed`: of the first bases of `low_rank`, the same at all workers. SpecError for more
+        fragments than the model has tensors.
         """
         self.name, self._learner, self._spec, self._steps = f"worker {number}", learner, optimiser, steps
         self.parameters = learner.parameters
-        self._optimiser = Optimiser(self.parameters, optimiser, tables=learner.tables)
+        self._cores = None if low_rank is None else Cores(self.parameters, low_rank, seed)
+        self._trained = self.parameters if self._cores is None else self._cores.parameters
+        """What the optimiser updates, by parameter."""
+        apart = set(learner.tables)
+        tables = [own for own, whole in zip(self._trained, self.parameters, strict=True) if whole in apart]
+        self._optimiser = Optimiser(self._trained, optimiser, tables=tables)
         self._mixing, self._pairs = None if streaming is None else streaming.mixing, pairs
         self.shared = self.parameters
         """Shared weights, by parameter."""
@@ -118,9 +127,16 @@ class Worker:
         """Make a worker of a recipe. Raises SpecError like `__init__`."""
         data = recipe.data
         assert data is not None
-        spec, steps, pairs = recipe.optimiser, recipe.training.steps, data.exchange == "pairs"
         return cls(
-            number, learner, optimiser=spec, outer=data.outer, steps=steps, streaming=data.streaming, pairs=pairs
+            number,
+            learner,
+            optimiser=recipe.optimiser,
+            outer=data.outer,
+            steps=recipe.training.steps,
+            streaming=data.streaming,
+            pairs=data.exchange == "pairs",
+            low_rank=data.low_rank,
+            seed=recipe.training.seed,
         )
 
     # ------------------------------------------------------------------ computing
@@ -146,10 +162,11 @@ class Worker:
         if not self._outers:
             assert len(self._losses) == 1, "gradients are of one batch"
             tensors = self._optimiser.message()
-            return Computed(tensors, loss, self._norm(tensors, step))
+            return Computed(self._message(tensors), loss, self._norm(tensors, step))
         with torch.no_grad():
             changed = [self._before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
-        tensors = _copies(self.parameters) if self._pairs else changed
+        sent = changed if self._cores is None else self._cores.cores_of(changed)
+        tensors = _copies(self.parameters) if self._pairs else self._message(sent)
         if self._mixing is None:
             _fill(self.parameters, self._before)
         return Computed(tensors, loss, self._norm(changed, step))
@@ -159,11 +176,21 @@ class Worker:
         returns the mean loss.
         """
         loss = self._backward(step)
+        if self._cores is not None:
+            self._cores.project(step)
         if self._outers:
-            rate = learning_rate(self._spec, step, self._steps)
-            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+            self._update(step)
         self._losses.append(loss)
         return loss
+
+    def _update(self, step: int) -> None:
+        rate = learning_rate(self._spec, step, self._steps)
+        self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        if self._cores is not None:
+            self._cores.lift(rate * self._spec.weight_decay)
+
+    def _message(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors if self._cores is None else self._cores.message(tensors)
 
     def _backward(self, step: int) -> float:
         """Accumulate the mean gradient over its part of the next batch; returns the mean loss."""
@@ -192,14 +219,19 @@ class Worker:
         """Apply the aggregates of all steps before this one, in order; returns those steps."""
         done = list(range(self.applied, step))
         for number in done:
-            fragment = in_turn(self._fragments, number)
-            for tensor, value in zip(fragment, self._under_way.popleft(), strict=True):
-                self.shared[tensor].grad = self.shared[tensor].detach() - value if self._pairs else value
+            fragment, values = in_turn(self._fragments, number), self._under_way.popleft()
+            if self._cores is not None:
+                values = self._cores.receive(values)
+                values = self._cores.values_of(values) if self._outers else values
+            moved = self.shared if self._outers else self._trained
+            for tensor, value in zip(fragment, values, strict=True):
+                moved[tensor].grad = moved[tensor].detach() - value if self._pairs else value
             if not self._outers:
-                rate = learning_rate(self._spec, number, self._steps)
-                self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+                self._update(number)
             else:
                 in_turn(self._outers, number).update()
+            if self._cores is not None:
+                self._cores.applied(number)
             if self._mixing is not None:
                 with torch.no_grad():
                     for tensor in fragment:

@@ -18,7 +18,7 @@ from testbed.jobs.recorder import Said
 from testbed.message_key import Phase
 from testbed.nodes.aligned import AlignedRows
 from testbed.nodes.bucket import Bucket, Tensors, weighted_sum
-from testbed.nodes.fragments import fragment_shapes, in_turn, reduced_parts
+from testbed.nodes.fragments import fragment_shapes, in_turn, reduced_parts, sent_shapes
 from testbed.nodes.optimise import learning_rate
 from testbed.nodes.pace import as_stated
 from testbed.nodes.worker import Computed, Evaluated, Learner, Worker
@@ -136,7 +136,8 @@ class ExchangeNode:
         assert recipe.data is not None
         self.recipe, self.data, self.place = recipe, recipe.data, place
         self.decisions = Decisions(as_stated(recipe))
-        self._messages = [self._of_fragment(part) for part in fragment_shapes(shapes, self.data.fragments)]
+        parts = fragment_shapes(sent_shapes(shapes, self.data), self.data.fragments)
+        self._messages = [self._of_fragment(part) for part in parts]
         self.shapes = shapes
 
     def _of_fragment(self, shapes: Sequence[Sequence[int]]) -> _Messages:

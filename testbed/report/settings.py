@@ -122,6 +122,8 @@ def _data_words(data: DataParallelSpec, cell: Cell) -> str:
         outer, momentum = data.outer, "Nesterov momentum" if data.outer.nesterov else "momentum"
         words += [f"{each(data.local_steps)} local steps, outer rate {outer.learning_rate:g}"]
         words += [f"{momentum} {outer.momentum:g}"] if outer.momentum else []
+    if data.low_rank is not None:
+        words += [f"{data.low_rank.rank} vectors per basis, new every {data.low_rank.refresh} steps"]
     if data.streaming is not None:
         words += [f"{data.streaming.fragments} fragments in turn, {data.streaming.mixing:g} of a worker's own kept"]
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []

@@ -6,16 +6,17 @@ messages this one has the largest relative error. Paced stages and workers keep 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.placement import parse_placement
-from testbed.devices import flops
 from testbed.jobs.actions import Action, Sizes, Work
 from testbed.jobs.pipeline import MATHS, PipelineJob, orders_of
 from testbed.metrics.bound import BoundedStep, Deviations, kind_step, pipeline_step
 from testbed.metrics.links import Queues
 from testbed.metrics.wires import Wires
+from testbed.nodes.fragments import sent_shapes
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
 from testbed.replay.worker_steps import replica_step, stated_replica_step
@@ -103,7 +104,7 @@ def _replica_messages(cell: Cell) -> list[int]:
     placed = parse_placement(cell.codec)
     codecs = [placed.at(worker, "backward") for worker in range(data.workers)]
     codecs += [] if data.answer is None else [parse_codec(data.answer)]
-    values = flops.whole_model(cell.workload) / data.fragments
+    values = sum(map(math.prod, sent_shapes(models.parameter_shapes(cell.workload), data))) / data.fragments
     return [max(1, int(values * codec.nominal_bits / 8)) for codec in codecs]
 
 

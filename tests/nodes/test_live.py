@@ -84,6 +84,8 @@ def over_loopback(
         ("pairs", "bf16", 2, 0, {"local_steps": 2, "outer": STREAMING["outer"]}),
         ("pairs", "fp32", 4, 0, {"outer": STREAMING["outer"]}),
         ("all-reduce", "fp32", 3, (2, 0, 1), {"aligned": {"share": 0.1}, "shares": (2, 1, 1)}),
+        ("all-reduce", "bf16", 3, 0, {"low_rank": {"rank": 4, "refresh": 2}, "shares": (2, 1, 1)}),
+        ("star", "fp32", 2, 0, {"low_rank": {"rank": 4, "refresh": 1}, "local_steps": 2, "outer": STREAMING["outer"]}),
         ("star", SPARSE, 2, (1, 0), {"workload": DIGITS, "shares": (3, 1)}),
         ("all-reduce", "fp32", 2, 0, {"workload": DIGITS}),
     ],

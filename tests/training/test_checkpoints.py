@@ -26,7 +26,7 @@ from testbed.jobs.loop import NodeLane
 from testbed.nodes.boundary import Boundary
 from testbed.nodes.bucket import Bucket
 from testbed.results import checkpoint_steps
-from testbed.spec import AlignedSpec, OuterSpec, Recipe, StreamingSpec
+from testbed.spec import AlignedSpec, LowRankSpec, OuterSpec, Recipe, StreamingSpec
 from testbed.training import checkpoints
 from testbed.training.alone import train_together
 from testbed.training.checkpoints import Checkpoints
@@ -218,6 +218,8 @@ def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
         ("all-to-all", {"muon": True, "local_steps": 2, "outer": OUTER}),
         ("all-reduce", {"aligned": AlignedSpec(share=0.1), "codec": "fp32"}),
         ("all-reduce", {"aligned": AlignedSpec(share=0.1, directions=2), "staleness": 2}),
+        ("all-reduce", {"low_rank": LowRankSpec(rank=4, refresh=3), "codec": "fp32"}),
+        ("star", {"low_rank": LowRankSpec(rank=30, refresh=2), "local_steps": 2, "outer": OUTER}),
         ("pairs", {"codec": "bf16", "workers": 4, "local_steps": 2, "outer": OUTER}),
     ],
     ids=str,
