@@ -267,18 +267,29 @@ class ArrivalsSpec(Frozen):
     """Seconds between two applications of the arrived updates (FedLuck, arXiv 2407.05125)."""
     buffer: int | None = Field(default=None, ge=1, exclude_if=is_none)
     """Number of arrived updates that triggers their application (FedBuff, arXiv 2106.06639). 1: each by itself; the
-    number of workers: synchronous."""
+    number of workers: synchronous. With `grace_s`: the quorum."""
+    grace_s: float | None = Field(default=None, gt=0, exclude_if=is_none)
+    """Seconds after the arrival that completes the buffer in which further updates are applied with it (Decoupled
+    DiLoCo, arXiv 2604.21428); less if all workers' have arrived. Later ones count in the next step, or are rejected by
+    `staleness`."""
 
     @model_validator(mode="after")
     def _has_one(self) -> ArrivalsSpec:
         if (self.period_s is None) == (self.buffer is None):
             raise ValueError("arrivals are applied by period_s or by buffer; state exactly one of them")
+        if self.grace_s is not None and self.buffer is None:
+            raise ValueError("grace_s is stated with period_s, but it begins when a buffer is full: state buffer")
         return self
 
     @property
     def period_ns(self) -> int | None:
         """The period in nanoseconds."""
         return None if self.period_s is None else round(self.period_s * 1e9)
+
+    @property
+    def grace_ns(self) -> int:
+        """The grace window in nanoseconds."""
+        return round((self.grace_s or 0) * 1e9)
 
 
 class DataParallelSpec(Parallelism):

@@ -116,6 +116,7 @@ def _data_words(data: DataParallelSpec, cell: Cell) -> str:
     if data.arrivals is not None:
         applied = data.arrivals
         words += [f"applied every {applied.period_s:g} s" if applied.period_s else f"applied {applied.buffer} at once"]
+        words += [f"or more within {applied.grace_s:g} s"] if applied.grace_s else []
     words += [f"answers in {data.answer}"] if data.answer is not None else []
     words += [f"batches shared {each(data.shares)}"] if data.shares is not None else []
     if data.outer is not None:

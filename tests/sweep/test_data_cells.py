@@ -186,6 +186,7 @@ KEPT_LIVE = {"timing": "live", "training": KEPT}
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER, "answer": "topk(0.1)"}, {}, "answers with weights"),
         ({"arrivals": {"period_s": 1.5, "buffer": 2}, "outer": OUTER}, {}, "state exactly one of them"),
         ({"arrivals": {"buffer": 5}, "outer": OUTER}, {}, "there are only 4 workers"),
+        ({"arrivals": {"period_s": 1, "grace_s": 1}, "outer": OUTER}, {}, "begins when a buffer is full"),
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER}, KEPT_LIVE, "no step that all end together"),
         ({}, {**KEPT_LIVE, "training": {**KEPT, "budget_s": 9.0}}, "budget_s"),
         ({"streaming": {"fragments": 2}}, {}, "neither arrivals nor deco"),
