@@ -309,6 +309,9 @@ class DataParallelSpec(Parallelism):
     """Maximum number of steps between a worker and its last aggregate; 0 is synchronous. With `arrivals`: maximum
     number of server steps since the weights that an update is based on; older updates are rejected. One number for all
     workers, or one per worker."""
+    look_ahead: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether a stale worker takes gradients at the weights to which momentum alone (`beta1`) would lead by the step that
+    applies them (`nodes.worker`). That this takes time is not counted."""
     local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Number of batches per worker between two exchanges. One number for all workers, or one per worker."""
     outer: OuterSpec | None = Field(default=None, exclude_if=is_none)
@@ -350,6 +353,10 @@ class DataParallelSpec(Parallelism):
             raise ValueError(
                 "local_steps is more than 1, so workers send weight changes; state the optimiser applied to them, for "
                 "example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
+            )
+        if self.look_ahead and (self.outer is not None or not (max(self.staleness) or self.deco)):
+            raise ValueError(
+                "look_ahead is for gradients of stale weights; state a staleness and remove outer, or remove look_ahead"
             )
         if self.aligned is not None and self.exchange != "all-reduce":
             raise ValueError(f"aligned is for sums, but exchange is {self.exchange!r}; set exchange = 'all-reduce'")

@@ -190,6 +190,8 @@ KEPT_LIVE = {"timing": "live", "training": KEPT}
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER}, KEPT_LIVE, "no step that all end together"),
         ({}, {**KEPT_LIVE, "training": {**KEPT, "budget_s": 9.0}}, "budget_s"),
         ({"streaming": {"fragments": 2}}, {}, "neither arrivals nor deco"),
+        ({"look_ahead": True, "staleness": 0}, {}, "state a staleness and remove outer"),
+        ({"look_ahead": True, "staleness": 1, "outer": OUTER}, {}, "state a staleness and remove outer"),
         ({"streaming": {"fragments": 2}, "outer": OUTER, "staleness": 2}, {}, "streaming.fragments 2"),
         ({}, {"codec": "7: fp32; rest: bf16"}, "has a rule for boundary 7"),
         ({}, {"optimiser": {**FIELDS["optimiser"], "algorithm": "sgd"}}, "state beta2 = 0"),

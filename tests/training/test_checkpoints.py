@@ -219,6 +219,7 @@ def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
         ("all-reduce", {"aligned": AlignedSpec(share=0.1), "codec": "fp32"}),
         ("all-reduce", {"aligned": AlignedSpec(share=0.1, directions=2), "staleness": 2}),
         ("pairs", {"codec": "bf16", "workers": 4, "local_steps": 2, "outer": OUTER}),
+        ("all-to-all", {"staleness": (2, 0, 1), "look_ahead": True}),
     ],
     ids=str,
 )
