@@ -310,8 +310,8 @@ class DataParallelSpec(Parallelism):
     number of server steps since the weights that an update is based on; older updates are rejected. One number for all
     workers, or one per worker."""
     look_ahead: bool = Field(default=False, exclude_if=operator.not_)
-    """Whether a stale worker takes gradients at the weights to which momentum alone (`beta1`) would lead by the step that
-    applies them (`nodes.worker`). That this takes time is not counted."""
+    """Whether a stale worker takes gradients at the weights to which momentum alone (`beta1`) would lead by the step
+    that applies them (`nodes.worker`). That this takes time is not counted."""
     local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Number of batches per worker between two exchanges. One number for all workers, or one per worker."""
     outer: OuterSpec | None = Field(default=None, exclude_if=is_none)
