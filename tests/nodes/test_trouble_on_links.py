@@ -240,7 +240,7 @@ def test_a_quorum_with_grace_is_as_formulas_say(tmp_path: Path) -> None:
     assert ran.arrivals() == arrivals
     assert same(ran.weights[SERVER], weights)
     # The straggler's message opens a window that ends with those of the two others; theirs opens one that runs out.
-    waited = {}
+    waited = dict[int, list[int]]()
     for record in ran.records[SERVER][:STEPS]:
         (action,) = record.actions
         came = sorted(frame.last_byte_ns for frame in record.received)
