@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ def run_program(
 
     `what` is its help text, `home` the default folder of its tables or the program itself, which lies there, `flags`
     further options, as for `add_argument`. Creates the output folder. Errors go to stderr. If torch is imported, it
-    uses one thread, so that no number depends on the number of cores.
+    uses one thread here and in child processes, so that no number depends on the number of cores.
     """
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     folder = home if isinstance(home, Path) else Path(home).resolve().parent
@@ -32,6 +33,7 @@ def run_program(
     asked = parser.parse_args()
     asked.output.mkdir(parents=True, exist_ok=True)
     if "torch" in sys.modules:
+        os.environ["OMP_NUM_THREADS"] = "1"  # trainings check it
         sys.modules["torch"].set_num_threads(1)
     sys.exit(status_of(lambda: main(asked)))
 

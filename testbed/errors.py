@@ -113,6 +113,10 @@ class StageError(TestbedError):
     """A stage host or its job ended prematurely."""
 
 
+class DivergedError(StageError):
+    """A training whose loss or gradients are no longer finite."""
+
+
 class ResultsError(TestbedError):
     """A result folder that cannot be read back."""
 

@@ -279,18 +279,29 @@ class ArrivalsSpec(Frozen):
     """Seconds between two applications of the arrived updates (FedLuck, arXiv 2407.05125)."""
     buffer: int | None = Field(default=None, ge=1, exclude_if=is_none)
     """Number of arrived updates that triggers their application (FedBuff, arXiv 2106.06639). 1: each by itself; the
-    number of workers: synchronous."""
+    number of workers: synchronous. With `grace_s`: the quorum."""
+    grace_s: float | None = Field(default=None, gt=0, exclude_if=is_none)
+    """Seconds after the arrival that completes the buffer in which further updates are applied with it (Decoupled
+    DiLoCo, arXiv 2604.21428); less if all workers' have arrived. Later ones count in the next step, or are rejected by
+    `staleness`."""
 
     @model_validator(mode="after")
     def _has_one(self) -> ArrivalsSpec:
         if (self.period_s is None) == (self.buffer is None):
             raise ValueError("arrivals are applied by period_s or by buffer; state exactly one of them")
+        if self.grace_s is not None and self.buffer is None:
+            raise ValueError("grace_s is stated with period_s, but it begins when a buffer is full: state buffer")
         return self
 
     @property
     def period_ns(self) -> int | None:
         """The period in nanoseconds."""
         return None if self.period_s is None else round(self.period_s * 1e9)
+
+    @property
+    def grace_ns(self) -> int:
+        """The grace window in nanoseconds."""
+        return round((self.grace_s or 0) * 1e9)
 
 
 class DataParallelSpec(Parallelism):
@@ -310,6 +321,9 @@ class DataParallelSpec(Parallelism):
     """Maximum number of steps between a worker and its last aggregate; 0 is synchronous. With `arrivals`: maximum
     number of server steps since the weights that an update is based on; older updates are rejected. One number for all
     workers, or one per worker."""
+    look_ahead: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether a stale worker takes gradients at the weights to which momentum alone (`beta1`) would lead by the step
+    that applies them (`nodes.worker`). That this takes time is not counted."""
     local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Number of batches per worker between two exchanges. One number for all workers, or one per worker."""
     outer: OuterSpec | None = Field(default=None, exclude_if=is_none)
@@ -354,6 +368,10 @@ class DataParallelSpec(Parallelism):
             raise ValueError(
                 "local_steps is more than 1, so workers send weight changes; state the optimiser applied to them, for "
                 "example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
+            )
+        if self.look_ahead and (self.outer is not None or not (max(self.staleness) or self.deco)):
+            raise ValueError(
+                "look_ahead is for gradients of stale weights; state a staleness and remove outer, or remove look_ahead"
             )
         if self.aligned is not None and self.exchange != "all-reduce":
             raise ValueError(f"aligned is for sums, but exchange is {self.exchange!r}; set exchange = 'all-reduce'")

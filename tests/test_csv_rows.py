@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed import csv_rows
 from testbed.csv_rows import Table, read_records, read_rows, write_rows
 
 
@@ -54,3 +58,18 @@ def test_a_table_is_as_it_was_where_a_row_cannot_be_made(tmp_path: Path) -> None
     with pytest.raises(ZeroDivisionError):
         write_rows(path, ["value"], ([1 / value] for value in (1, 0)))
     assert read_rows(path) == [("0.1",)]
+
+
+def test_a_program_that_loads_torch_may_train_without_more_words(tmp_path: Path) -> None:
+    """A sweep's children get one thread from it; a program that trains in its own process has to do so itself."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from testbed import csv_rows\n"
+        "from testbed.training.kinds import set_up_torch\n"
+        "csv_rows.run_program(lambda asked: set_up_torch(), 'does nothing', __file__)\n",
+        encoding="utf8",
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment["PYTHONPATH"] = str(Path(csv_rows.__file__).parents[1])
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -374,9 +374,10 @@ def draw_choices(folder: Path) -> Figure:
         ratio.set(yscale="log", xlabel="seconds")
     grid[0][0].set_ylabel("Mbit/s")
     grid[1][0].set_ylabel("ratio")
+    both = {network: following(found, network, DECO) for network in found.networks}
     alike = [
-        f"{experiments.mean_words(following(found, network, DECO), '{:.2f}')} over {network}"
-        for network in found.networks
+        f"{experiments.mean_words(known, '{:.2f}') if known else 'none, one ratio,'} over {network}"
+        for network, known in both.items()
     ]
     title = f"Rank correlation of DeCo-SGD's ratio with the link's rate:\n{', '.join(alike)}"
     plots.finish(figure, title, grid[:, 0], "lower center", columns=5)

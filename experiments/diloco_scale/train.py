@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from testbed import csv_rows
-from testbed.errors import StageError
+from testbed.errors import DivergedError
 from testbed.records import StepRecord
 from testbed.spec import (
     DataParallelSpec,
@@ -185,7 +185,7 @@ class Lab:
                         checkpoint_every=max(1, 128 // recipe.parallelism.batches_per_step),
                     )
                 )
-        except StageError:
+        except DivergedError:
             return math.nan, math.nan, math.nan
         return measure(load_training(folder), batches)
 

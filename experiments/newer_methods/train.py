@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from testbed import csv_rows
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
-from testbed.errors import StageError
+from testbed.errors import DivergedError
 from testbed.jobs.kind import Setting
 from testbed.nodes.worker import Evaluated
 from testbed.records import StepRecord
@@ -180,7 +180,7 @@ def train_workers(arm: Arm, rate: float, seed: int, batches: int) -> Row:
     try:
         apart = arm.muon or arm.apart or "low_rank" in arm.data
         train_together(CharactersTraining(recipe_of(arm, rate, seed, batches), apart), outputs)
-    except StageError:
+    except DivergedError:
         return Row("", arm.name, rate, seed, batches, math.nan, math.nan, math.nan)
     records = [[StepRecord.model_validate_json(line) for line in out.getvalue().splitlines()] for out in outputs]
     loss = records[-1][-1].loss

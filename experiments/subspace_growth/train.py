@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from testbed import csv_rows
-from testbed.errors import StageError
+from testbed.errors import DivergedError
 from testbed.records import StepRecord
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingDevice, TrainingSpec
 from testbed.sweep.trainings import floors_of, is_trained, load_training
@@ -142,7 +142,7 @@ class Lab:
                         checkpoint_every=self.form.every,
                     )
                 )
-        except StageError:
+        except DivergedError:
             yield Row(self.form.device, use, *trial, 0, math.nan, math.nan, math.nan, math.nan)
             return
         stages, floors = load_training(folder), floors_of(folder)

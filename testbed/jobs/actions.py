@@ -134,6 +134,8 @@ class Collect(NamedTuple):
     """Wait until this many have arrived."""
     until_ns: int = 0
     """Wait until this time, counted from the start of the job."""
+    grace_ns: int = 0
+    """Wait until this long after the message that made them `at_least`, or until there are as many as peers."""
 
 
 class Fork(NamedTuple):

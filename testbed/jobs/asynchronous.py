@@ -35,6 +35,8 @@ class AsynchronousJob:
     """Update once per period; one of `period_ns` and `buffer` is None."""
     buffer: int | None = None
     """Update as soon as this many messages have arrived."""
+    grace_ns: int = 0
+    """With a buffer: for this long, later messages are still applied in the same step."""
     evaluate_every: int | None = None
     """The server evaluates after every this many steps and after the last; 0: only after the last; None: never."""
 
@@ -112,7 +114,7 @@ class AsynchronousJob:
         until_ns = 0 if self.period_ns is None else (step + 1) * self.period_ns
         while True:
             try:
-                return (yield Collect(tuple(left), min(self.buffer or 0, len(left)), until_ns))
+                return (yield Collect(tuple(left), min(self.buffer or 0, len(left)), until_ns, self.grace_ns))
             except TransportError as error:
                 _lose(error, left)
 

@@ -449,6 +449,11 @@ class Loop:
         there = [asked for asked in mail if asked[0] in action.peers]
         if len(there) < action.at_least or self.now_ns < action.until_ns:
             return
+        if action.grace_ns and len(there) < len(action.peers):
+            ends_ns = mail[there[action.at_least - 1]].last_byte_ns + action.grace_ns
+            if self.now_ns < ends_ns:
+                self.at(ends_ns, self._try_collecting, lane, order=_DEADLINES)
+                return
         # Later arrivals of this nanosecond count, too.
         del self._collecting[lane.node]
         self.at(self.now_ns, self._end_collecting, lane, order=_DEADLINES)

@@ -10,7 +10,8 @@ bound is discarded; its sender still receives the new weights.
 which are a network or formulas for one (`studies.asynchronous_rounds`).
 
 Sources: FedLuck, arXiv 2407.05125, github.com/Aegsteh-T/FedLuck_Euro_Par, AsyncServer.py (periods; a mean over arrivals
-weighted by data shares); FedBuff, arXiv 2106.06639 (a buffer); FedAsync, arXiv 1903.03934 (one update at a time).
+weighted by data shares); FedBuff, arXiv 2106.06639 (a buffer); FedAsync, arXiv 1903.03934 (one update at a time);
+Decoupled DiLoCo, arXiv 2604.21428 (a quorum and a grace window).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class RoundsTraining(NamedTuple):
     validation_tokens: int = 0
 
     def job(self, dilation: int = 1) -> AsynchronousJob:
-        """Return the job, with its period multiplied by `dilation`."""
+        """Return the job, with its period and grace multiplied by `dilation`."""
         arrivals, workers = self.data.arrivals, range(self.data.workers)
         assert arrivals is not None
         return AsynchronousJob(
@@ -57,6 +58,7 @@ class RoundsTraining(NamedTuple):
             self.steps,
             period_ns=None if arrivals.period_ns is None else arrivals.period_ns * dilation,
             buffer=arrivals.buffer,
+            grace_ns=arrivals.grace_ns * dilation,
             evaluate_every=self.evaluate_every,
         )
 

@@ -3,6 +3,10 @@
 Shared weights are identical at all workers, except where workers average in pairs. A worker's local steps start from
 them; or, where fragments are exchanged in turn (`spec.StreamingSpec`), from its own weights, into which a fragment's
 shared weights are mixed when they change.
+
+With a look-ahead, a worker that `n` updates are missing to takes gradients at w + (beta + beta^2 + ... + beta^n) d,
+where w are its weights and d their last change: where momentum beta leads without further gradients. AsyncMesh (arXiv
+2601.22442, abstract) looks ahead in an asynchronous pipeline; here, it is for delayed aggregates.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class Computed(NamedTuple):
 class Worker:
     """One replica. Aggregates are queued on arrival and applied when the program says so."""
 
-    keeps = ("parameters", "shared", "_optimiser", "_outers", "_cores", "applied", "_batches")
+    keeps = ("parameters", "shared", "_optimiser", "_outers", "_cores", "applied", "_batches", "_moved")
 
     def __init__(
         self,
@@ -90,10 +94,11 @@ class Worker:
         pairs: bool = False,
         low_rank: LowRankSpec | None = None,
         seed: int = 0,
+        look_ahead: bool = False,
     ) -> None:
         """`steps` is the length of the training, which determines the learning rate. `pairs`: aggregates are means of
-        two workers' weights. `seed`: of the first bases of `low_rank`, the same at all workers. SpecError for more
-        fragments than the model has tensors.
+        two workers' weights. `seed`: of the first bases of `low_rank`, the same at all workers. `look_ahead`: see the
+        module's docstring. SpecError for more fragments than the model has tensors.
         """
         self.name, self._learner, self._spec, self._steps = f"worker {number}", learner, optimiser, steps
         self.parameters = learner.parameters
@@ -118,6 +123,8 @@ class Worker:
         self.applied = 0
         """Number of leading steps whose aggregates it has applied."""
         self._batches = 0
+        self._moved = [torch.zeros_like(parameter) for parameter in self.parameters if look_ahead]
+        """The last change of each parameter; empty without a look-ahead."""
         self._losses: list[float] = []
         """Losses of the step's local steps so far."""
         self._before: Sequence[Tensor] = ()
@@ -137,6 +144,7 @@ class Worker:
             pairs=data.exchange == "pairs",
             low_rank=data.low_rank,
             seed=recipe.training.seed,
+            look_ahead=data.look_ahead,
         )
 
     # ------------------------------------------------------------------ computing
@@ -195,12 +203,18 @@ class Worker:
     def _backward(self, step: int) -> float:
         """Accumulate the mean gradient over its part of the next batch; returns the mean loss."""
         losses = []
+        own = _copies(self.parameters) if self._moved and step > self.applied else []
+        if own:
+            far = math.fsum(self._spec.beta1**number for number in range(1, step - self.applied + 1))
+            _fill(self.parameters, [at.add(moved, alpha=far) for at, moved in zip(own, self._moved, strict=True)])
         for part in range(self._learner.parts):
             loss = self._learner.loss(self._batches, part)
             (loss / self._learner.parts).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
             if not math.isfinite(losses[-1]):
                 raise failures.diverged(self.name, "loss", losses[-1], f"at step {step}")
+        if own:
+            _fill(self.parameters, own)
         self._batches += 1
         return math.fsum(losses) / len(losses)
 
@@ -227,7 +241,9 @@ class Worker:
             for tensor, value in zip(fragment, values, strict=True):
                 moved[tensor].grad = moved[tensor].detach() - value if self._pairs else value
             if not self._outers:
+                before = _copies(self.parameters) if self._moved else []
                 self._update(number)
+                self._moved = [now.detach() - then for then, now in zip(before, self.parameters, strict=False)]
             else:
                 in_turn(self._outers, number).update()
             if self._cores is not None:

@@ -113,9 +113,11 @@ def _data_words(data: DataParallelSpec, cell: Cell) -> str:
 
     words = [f"{data.workers} workers, {data.exchange}", f"staleness {each(data.staleness)}"]
     words += [f"chosen by DeCo-SGD every {data.deco.every} steps"] if data.deco is not None else []
+    words += ["gradients looked ahead for"] if data.look_ahead else []
     if data.arrivals is not None:
         applied = data.arrivals
         words += [f"applied every {applied.period_s:g} s" if applied.period_s else f"applied {applied.buffer} at once"]
+        words += [f"or more within {applied.grace_s:g} s"] if applied.grace_s else []
     words += [f"answers in {data.answer}"] if data.answer is not None else []
     words += [f"batches shared {each(data.shares)}"] if data.shares is not None else []
     if data.outer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from testbed.errors import StageError
+from testbed.errors import DivergedError, StageError
 
 _ALLOCATOR = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")
 """Texts of torch's RuntimeErrors."""
@@ -15,11 +15,11 @@ _MEMORY = (
 )
 
 
-def diverged(who: str, what: str, value: float, where: str) -> StageError:
+def diverged(who: str, what: str, value: float, where: str) -> DivergedError:
     """Return the error for a loss or a gradient that is NaN or infinite; `who` is, for example, `stage 2`, and `where`
     `at train step 3`.
     """
-    return StageError(
+    return DivergedError(
         f"{who}: the {what} is {value} {where}: training has diverged; try a lower optimiser.learning_rate, "
         f"a longer learning_rate_warmup or a smaller clip_norm, or, if only this codec diverges, a milder one"
     )

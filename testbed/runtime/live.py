@@ -260,11 +260,15 @@ class Live:
         with self._heard:
             while True:
                 there = self._there(action.peers)
-                due_ns = max(lane.line.at_ns, until_ns, *sorted(there.values())[: action.at_least])
+                times = sorted(there.values())
+                due_ns = max(lane.line.at_ns, until_ns, *times[: action.at_least])
+                if action.grace_ns and len(times) >= action.at_least:
+                    every = len(action.peers)
+                    due_ns = max(due_ns, min([times[action.at_least - 1] + action.grace_ns, *times[every - 1 : every]]))
                 now_ns = time.monotonic_ns()
                 if len(there) >= action.at_least and now_ns >= due_ns:
                     break
-                if now_ns >= max(deadline_ns, until_ns):
+                if now_ns >= max(deadline_ns, until_ns, due_ns):
                     raise TransportError(
                         f"no message from any of the {len(action.peers)} remaining places within {self._timeout_s:g} s"
                     )

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from testbed.errors import StageError
+from testbed.errors import DivergedError
 from testbed.frozen import Frozen
 from testbed.nodes.bucket import Bucket
 from testbed.nodes.fragments import SMALL
@@ -108,7 +108,7 @@ class Federation:
         return [[int((labels[shard] == each).sum()) for each in range(DIGITS.classes)] for shard in self.shards]
 
     def train(self, codecs: CodecsOfRound) -> Iterator[FederatedRound]:
-        """Train; yields each round. StageError where it diverges."""
+        """Train; yields each round. DivergedError where it diverges."""
         spec, test = self.spec, images("digits").test
         learners, workers = self._clients()
         shapes = [tuple(parameter.shape) for parameter in learners[0].parameters]
@@ -166,7 +166,7 @@ def train_once(federation: Federation, codecs: CodecsOfRound) -> tuple[list[Fede
     seen: list[FederatedRound] = []
     try:
         seen.extend(federation.train(codecs))
-    except StageError:
+    except DivergedError:
         return seen, math.nan, math.nan
     return seen, seen[-1].loss, seen[-1].accuracy
 

@@ -226,8 +226,8 @@ def _transfer_s(cell: Cell) -> float:
 
 
 def _computing_s(cell: Cell) -> float:
-    """Return the time of the actions of one step in the lab if none overlap, plus a server's period; 0 if the actions
-    are not paced.
+    """Return the time of the actions of one step in the lab if none overlap, plus a server's period or grace; 0 if the
+    actions are not paced.
     """
     if not isinstance(cell.compute, Paced):
         return 0.0
@@ -235,7 +235,8 @@ def _computing_s(cell: Cell) -> float:
     if cell.data is not None:
         parts *= max(cell.data.parts) * max(cell.data.local_steps)
     action_ns = max(cell.compute.forward_ns) + max(cell.compute.backward_ns)
-    waits_ns = 0 if cell.data is None or cell.data.arrivals is None else cell.data.arrivals.period_ns or 0
+    arrivals = None if cell.data is None else cell.data.arrivals
+    waits_ns = 0 if arrivals is None else arrivals.period_ns or arrivals.grace_ns
     return (parts * stages * action_ns * cell.compute.longest + waits_ns) * cell.compute.dilation / 1e9
 
 

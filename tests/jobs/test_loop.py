@@ -140,6 +140,10 @@ def late_sender(works: int) -> Program:
         ({"until_ns": 60}, [1, 0], 60),
         ({}, [], 10),
         ({"busy": 5, "at_least": 1}, [1, 0], 50),  # who is late takes all that came meanwhile
+        ({"at_least": 1, "grace_ns": 9}, [1], 44),
+        ({"at_least": 1, "grace_ns": 10}, [1, 0], 45),
+        ({"at_least": 1, "grace_ns": 30}, [1, 0], 45),  # nobody else can come
+        ({"busy": 4, "at_least": 1, "grace_ns": 9}, [1], 44),  # it begins with the arrival, not with the waiting
     ],
 )
 def test_collecting_takes_all_that_had_arrived(asked: dict[str, int], came: list[int], at_ns: int) -> None:

@@ -44,9 +44,12 @@ def events(
     return Training(server, workers), made
 
 
+@pytest.mark.parametrize("arrivals", [{"buffer": 3}, {"buffer": 3, "grace_s": 1.0}, {"buffer": 1, "grace_s": 8e-6}])
 @pytest.mark.parametrize("codec", ["fp32", SPARSE])
-def test_a_buffer_of_all_workers_is_synchronous_to_the_last_bit(codec: str) -> None:
-    training, steps = events(4, codec, staleness=0, arrivals={"buffer": 3})
+def test_a_buffer_or_a_window_for_all_workers_is_synchronous_to_the_last_bit(
+    codec: str, arrivals: dict[str, Any]
+) -> None:
+    training, steps = events(4, codec, staleness=0, arrivals=arrivals)
     other = trained(
         a_recipe("star", codec, workers=3, steps=4, sgd=True, local_steps=2, outer=OUTER, shares=(2, 1, 1), staleness=0)
     )
@@ -76,6 +79,49 @@ def test_each_by_itself_sees_the_steps_of_the_others() -> None:
     slow = [update.staleness for step in steps for update in step.applied.used if update.worker == 2]
     assert min(slow) > 7  # in a round of its the two others make twelve
     assert all(len(step.applied.answered) == 1 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "grace_ns", "at_ns", "used"),
+    [
+        (1, 1999, 4009, [0]),
+        (1, 2000, 4010, [0, 1]),
+        (2, 5999, 10009, [0, 1]),
+        (2, 6000, 10010, [0, 1, 2]),
+        (2, 9999, 10010, [0, 1, 2]),  # it waits for nobody else
+    ],
+)
+def test_a_quorum_waits_for_its_grace_to_the_nanosecond(
+    buffer: int, grace_ns: int, at_ns: int, used: list[int]
+) -> None:
+    """The first messages arrive at 2010, 4010 and 10010."""
+    for bound in (100, 0):
+        both = [events(12, staleness=bound, arrivals={"buffer": buffer, "grace_s": grace_ns / 1e9}) for _ in range(2)]
+        steps = both[0][1]
+        assert steps == both[1][1]
+        assert steps[0].at_ns == at_ns
+        assert [update.worker for update in steps[0].applied.used] == used
+        late = {update.worker for step in steps for update in step.applied.used if update.staleness}
+        refused = {update.worker for step in steps for update in step.applied.refused}
+        if len(used) == 3:
+            assert not late | refused
+        elif bound:  # who is late counts later
+            assert 2 in late
+            assert not refused
+        else:
+            assert 2 in refused
+            assert not late
+
+
+def test_a_window_in_which_nobody_arrives_changes_nothing_but_the_time() -> None:
+    """Arrivals are 3 microseconds apart, or at the same nanosecond."""
+    pace_ns = (3000, 3000, 6000)
+    (alone, steps), (waiting, later) = (
+        events(10, staleness=100, pace_ns=pace_ns, arrivals={"buffer": 1, **grace}) for grace in ({}, {"grace_s": 1e-9})
+    )
+    assert same(list(alone.server.replica.parameters), list(waiting.server.replica.parameters))
+    assert [step.applied for step in steps] == [step.applied for step in later]
+    assert [step.at_ns for step in steps] < [step.at_ns for step in later]
 
 
 def test_an_answer_without_a_number_is_refused() -> None:

@@ -324,6 +324,33 @@ def frozen_by_hand(spec: OptimiserSpec, steps: int) -> Tensor:
     return weights
 
 
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_look_ahead_takes_gradients_where_momentum_leads(staleness: int) -> None:
+    recipe = a_recipe(staleness=staleness, look_ahead=True, sgd=True, steps=9)
+    spec = recipe.optimiser.model_copy(update={"beta1": 0.8, "learning_rate": 0.5})
+    ahead = trained(recipe.model_copy(update={"optimiser": spec}))
+    assert all(same(ahead.weights(), ahead.weights(worker)) for worker in range(1, 4))
+    torch.testing.assert_close(flat(ahead.weights()), ahead_by_hand(spec, 9, staleness), rtol=1e-4, atol=1e-5)
+    plain = a_recipe(staleness=staleness, sgd=True, steps=9)
+    assert same(trained(plain).weights(), trained(recipe).weights())  # without momentum it leads nowhere
+
+
+def ahead_by_hand(spec: OptimiserSpec, steps: int, staleness: int) -> Tensor:
+    """Return the weights after SGD with momentum, whose gradients are of weights that momentum alone has led on."""
+    learners, weights = [Learner((1,) * 4, number) for number in range(4)], flat(Net().parameters())
+    velocity, due = torch.zeros_like(weights), list[Tensor]()
+    for step in range(steps):
+        at, moved = weights.clone(), -spec.learning_rate * velocity
+        for _ in due:
+            moved = spec.beta1 * moved
+            at += moved
+        due.append(torch.stack([gradient_at(at, learner, step) for learner in learners]).mean(0))
+        while due and (len(due) > staleness or step + 1 == steps):
+            velocity = spec.beta1 * velocity + due.pop(0)
+            weights = weights - spec.learning_rate * velocity
+    return weights
+
+
 def test_decisions_change_ratio_and_staleness_while_training_lasts() -> None:
     recipe = a_recipe("all-to-all", "ef(topk(0.5))", workers=2, steps=8, staleness=1)
 

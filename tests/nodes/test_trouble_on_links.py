@@ -62,8 +62,8 @@ def a_link(*, down: bool = False) -> LinkProfile:
     return link.model_copy(update={"up": schedule(link.up), "down": schedule(link.down)})
 
 
-def asynchronous(steps: int = STEPS, staleness: int = 100) -> Recipe:
-    arrivals = {"period_s": PERIOD_S}
+def asynchronous(steps: int = STEPS, staleness: int = 100, **applied: Any) -> Recipe:
+    arrivals = applied or {"period_s": PERIOD_S}
     more: dict[str, Any] = {"outer": OUTER, "arrivals": arrivals, "local_steps": ROUNDS, "staleness": staleness}
     return a_recipe("star", SPARSE, workers=WORKERS, steps=steps, sgd=True, shares=(2, 1, 1), **more)
 
@@ -230,6 +230,22 @@ def test_asynchronous_rounds_are_twice_the_same_and_as_formulas_say(tmp_path: Pa
     assert first.arrivals() == arrivals
     assert same(first.weights[SERVER], weights)
     assert same(again.weights[SERVER], weights)
+
+
+def test_a_quorum_with_grace_is_as_formulas_say(tmp_path: Path) -> None:
+    recipe = asynchronous(buffer=1, grace_s=0.15)
+    ran = run(recipe, tmp_path / "it", slower=5)
+    assert ran.errors == [""] * 4
+    arrivals, weights = by_formula(recipe, slower=5)
+    assert ran.arrivals() == arrivals
+    assert same(ran.weights[SERVER], weights)
+    # The straggler's message opens a window that ends with those of the two others; theirs opens one that runs out.
+    waited = dict[int, list[int]]()
+    for record in ran.records[SERVER][:STEPS]:
+        (action,) = record.actions
+        came = sorted(frame.last_byte_ns for frame in record.received)
+        waited.setdefault(len(came), []).append(action.input_ns - came[0 if len(came) < WORKERS else -1])
+    assert waited == {2: [150_000_000] * (STEPS // 2), 3: [0] * (STEPS // 2)}
 
 
 def test_asynchronous_rounds_go_on_without_a_worker_that_crashed(tmp_path: Path) -> None:

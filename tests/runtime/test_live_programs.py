@@ -216,6 +216,36 @@ def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
 
 
 @pytest.mark.virtual_clock
+def test_a_grace_counts_from_the_arrival_that_fills_the_quorum_or_ends_with_the_last_one() -> None:
+    def at(ms: int) -> Callable[[], Program]:
+        def program() -> Program:
+            yield Begin("L", 0)
+            yield Work(str(ms), Key("step", 0))
+            yield Send((yield Encode(Key("data", ms), 0)), 0)
+            yield Meet()
+
+        return program
+
+    def collector() -> Program:
+        yield Begin("A", 0)
+        first = yield Collect((1, 2, 3), at_least=2, grace_ns=50 * MS)
+        yield Begin("A", 1)
+        second = yield Collect((3,), at_least=1, grace_ns=50 * MS)
+        yield Meet()
+        return first, second
+
+    def takes(place: int) -> Takes:
+        return lambda action: int(action.what) * MS if isinstance(action, Work) else 0
+
+    ran, (recorded, *_) = run(collector, at(30), at(10), at(90), takes=takes)
+    assert ran.errors == [None] * 4
+    first, second = ran.returned[0]
+    assert [[message.source for message in each] for each in (first, second)] == [[2, 1], [3]]
+    ends = [end for *_, end in recorded.of(Collect)]
+    assert ends == [first[1].last_byte_ns + 50 * MS, second[0].last_byte_ns]
+
+
+@pytest.mark.virtual_clock
 def test_messages_of_one_moment_leave_in_the_order_of_the_program() -> None:
     handed_over = list[int]()
 

@@ -221,6 +221,7 @@ def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
         ("all-reduce", {"low_rank": LowRankSpec(rank=4, refresh=3), "codec": "fp32"}),
         ("star", {"low_rank": LowRankSpec(rank=30, refresh=2), "local_steps": 2, "outer": OUTER}),
         ("pairs", {"codec": "bf16", "workers": 4, "local_steps": 2, "outer": OUTER}),
+        ("all-to-all", {"staleness": (2, 0, 1), "look_ahead": True}),
     ],
     ids=str,
 )
