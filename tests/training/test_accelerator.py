@@ -24,7 +24,7 @@ from testbed.message_key import Direction
 from testbed.records import TrainingRecord
 from testbed.results import Run, checkpoint_steps
 from testbed.spec import ImagesSpec, Recipe, recipe_of
-from testbed.sweep import trainings
+from testbed.sweep import resolve, trainings
 from testbed.sweep.resolve import resolve_cell
 from testbed.training import accelerator
 from testbed.training.alone import AloneJob, train_alone
@@ -291,9 +291,9 @@ def test_only_live_stages_and_played_cells_with_stated_durations_train_on_a_gpu(
     assert resolve_cell(live, "netem", "here").compute.mode == "measured"
     with pytest.raises(SpecError, match=r"trains in a guest, which has no GPU; --clock real"):
         resolve_cell({**stated, "timing": "live"}, "netem", "here", clock="virtual")
-    data = {"workers": 2, "exchange": "all-to-all", "staleness": 0, "local_steps": 1}
+    stages = resolve_cell(live, "netem", "here")
     with pytest.raises(SpecError, match=r"the workers of a live cell train on the CPU"):
-        resolve_cell({**{name: live[name] for name in live if name != "pipeline"}, "data": data}, "netem", "here")
+        resolve._check_device(stages.model_copy(update={"data": a_recipe("star", "int8").data}), "here")
     for changes, why in (
         ({"compute": {"mode": "calibrated"}}, "timed on one core"),
         ({"codec_cost": "host"}, "timed on one core"),
