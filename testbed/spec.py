@@ -523,8 +523,8 @@ class TrainingSpec(Frozen):
     """Steps between checkpoints, from which a killed training is resumed; None: none. In no record and no id, because
     it changes no result."""
     device: TrainingDevice = Field(default="cpu", exclude_if=lambda value: value == "cpu")
-    """Where all nodes are trained, in one process: on one core, or on a GPU, whose sums are rounded otherwise; played
-    cells only. What the nodes of a cell compute with is its `compute`."""
+    """Where nodes are trained: on one core, or on a GPU, whose sums are rounded otherwise. All nodes of a played cell
+    are in one process; stages of a live one take turns on this machine's GPUs. Whose durations count is `compute`."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> TrainingSpec:

@@ -55,7 +55,7 @@ SiteFlag = Annotated[
 TimingFlag = Annotated[
     str, typer.Option(help="played: train once, then play over each network; live: train over the links.")
 ]
-DeviceFlag = Annotated[str, typer.Option(help="Where played cells are trained: cpu, or cuda, a GPU.")]
+DeviceFlag = Annotated[str, typer.Option(help="Where played cells and live stages are trained: cpu, or cuda, a GPU.")]
 ResultsFlag = Annotated[Path, typer.Option(help="Folder for the results.")]
 SetFlag = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field or an axis, e.g. training.steps=20.")

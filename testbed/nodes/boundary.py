@@ -10,7 +10,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, ObservesLink, Paired, ReportsChoice
 from testbed.codecs.dense.cast import Fp32
-from testbed.codecs.wire.header import CPU, DevicePayload
+from testbed.codecs.wire.header import CPU, ArrivedPayload, DevicePayload
 from testbed.codecs.wrap import States, capability, works_on_devices
 from testbed.errors import UserError
 from testbed.message_key import Side, incoming, outgoing
@@ -44,7 +44,9 @@ class Boundary:
         self._side, self._device = side, device
         out, back = (Context(seed=seed, boundary=index, direction=way(side)) for way in (outgoing, incoming))
         self._encoder, self._decoder = make(out), make(back)
-        self._copies = device.type != CPU.type and not works_on_devices(self._encoder)
+        self._copies, self._copies_in = (
+            device.type != CPU.type and not works_on_devices(codec) for codec in (self._encoder, self._decoder)
+        )
         forward, backward = (
             (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
         )
@@ -81,6 +83,8 @@ class Boundary:
 
     def decode(self, payload: Any, key: MessageKey) -> Tensor:
         """Decode the neighbour's tensor. Raises the codec's CodecError."""
+        if self._copies_in and isinstance(payload, ArrivedPayload):
+            payload = payload.head
         tensor = (self._plain_decoder if key.phase == "uncompressed" else self._decoder).decode(payload, key)
         if self._device.type != CPU.type:
             return tensor.to(self._device)

@@ -58,7 +58,8 @@ def settings_words(group: Group) -> str:
         for key, values in group.own.items()
     ]
     lines += [f"per codec: {'; '.join(own)}"] if own else []
-    lines += ["trained on a GPU: training.json of each recipe states which"] if cell.training.device != "cpu" else []
+    where = "training.json of each recipe" if cell.timing == "played" else "stage-<n>.log of each run"
+    lines += [f"trained on a GPU: {where} states which"] if cell.training.device != "cpu" else []
     environments = [result.run.environment for entry in group.entries for result in entry.results]
     machines = _distinct(filter(None, map(machine_words, environments)))
     return "\n".join([*lines, f"{'; '.join(machines) or 'the machine was not recorded'}; {_counts(group)}"])

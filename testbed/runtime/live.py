@@ -92,14 +92,15 @@ class Live:
         observers: Sequence[Observer] = (),
         pause: PlacePause | None = None,
         resting: PlaceResting | None = None,
+        computed: Callable[[], None] = lambda: None,
     ) -> None:
         """`peers`: connections, by place; connections to lost places that the program can do without are removed.
         `line` makes a lane's time. `timeout_s`: the longest wait for one message. `resting`: what lay here before the
-        program's first step.
+        program's first step. `computed` waits until what the node began is done, so that times are those of the work.
         """
         self._place, self._node, self._peers = place, node, peers
         self._gather, self._ending, self._timeout_s, self._observers = gather, ending, timeout_s, observers
-        self._line = line
+        self._line, self._computed = line, computed
         self._pause, self._resting = pause, resting or PlaceResting((), ())
         self._main = _Lane(place, MAIN, 0, line())
         self._lanes: dict[str, tuple[_Lane, threading.Thread]] = {}
@@ -204,6 +205,7 @@ class Live:
     ) -> Any:
         began_ns = lane.line.now()
         value = maths()
+        self._computed()
         if (paced := lane.line.spent(action, began_ns)) is not None:
             self._tell(lane, paced, None, lane.line.recorded_ns)
         return value
@@ -242,7 +244,7 @@ class Live:
             raise _lost(peer, error) from error
         return Message(
             key,
-            arrival.payload,
+            arrival.value,
             peer,
             note=arrival.note,
             first_byte_ns=arrival.first_byte_ns,

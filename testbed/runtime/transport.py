@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from testbed.errors import TransportError
 from testbed.jobs.actions import Key
@@ -48,6 +48,8 @@ class Arrival(NamedTuple):
     note: bytes
     first_byte_ns: int
     last_byte_ns: int
+    value: Any
+    """What the place decodes: see `Copies.arrived`."""
 
 
 class SentFrame(NamedTuple):
@@ -68,6 +70,29 @@ class _Queued(NamedTuple):
     payload: memoryview
     note: bytes
     queued_ns: int
+    ready: Callable[[], None]
+    """Waits until the payload holds its bytes."""
+
+
+class Copies:
+    """How payloads get from a node to the send thread, and from the receive thread to the node: on the CPU, as they
+    are.
+    """
+
+    def leave(self, payload: Any) -> tuple[Payload, Callable[[], None]]:
+        """Return a payload's memory, and what waits until its bytes are there."""
+        return payload, self.computed
+
+    def room(self, size_bytes: int) -> memoryview:
+        """Return memory for a payload that arrives."""
+        return memoryview(bytearray(size_bytes))  # allocated each time: cheaper than copying out of a shared buffer
+
+    def arrived(self, payload: memoryview) -> Any:
+        """Return what a node decodes, once it is where the node computes."""
+        return payload
+
+    def computed(self) -> None:
+        """Wait until all that the calling thread computes is computed."""
 
 
 class Connection:
@@ -96,6 +121,7 @@ class Connection:
         """Called from another thread on each arrival, and when no more can follow."""
         self.spoiled: Callable[[int], str | None] = lambda now_ns: None
         """Returns what becomes of a frame that leaves now: see `faults.NodeFault.frame`."""
+        self.copies = Copies()
         self._name, self._token = name, token
         self._names, self._their_names = list(names), list(names)
         self._max_payload_bytes, self._max_frames = max_payload_bytes, max_frames
@@ -118,11 +144,12 @@ class Connection:
             thread.start()
 
     # -------------------------------------------------------------- for the place
-    def send(self, key: Key, payload: Payload, *, note: bytes = b"", not_before_ns: int = 0) -> int:
+    def send(self, key: Key, payload: Any, *, note: bytes = b"", not_before_ns: int = 0) -> int:
         """Queue a note and a payload without copying it: it must stay unchanged until sent. Returns the time (ns) of
         queueing, or `not_before_ns` if later: this frame and all behind it are held until then.
         """
-        view = memoryview(payload)
+        memory, ready = self.copies.leave(payload)
+        view = memoryview(memory)
         view = view.cast("B") if view.nbytes else memoryview(b"")
         for what, size, most in (
             ("", view.nbytes, self._max_payload_bytes),
@@ -138,7 +165,7 @@ class Connection:
             self._unsent += 1
             self.sent_count += 1
         queued_ns = max(time.monotonic_ns(), not_before_ns)
-        self._outbox.put(_Queued(key, view, note, queued_ns))
+        self._outbox.put(_Queued(key, view, note, queued_ns, ready))
         return queued_ns
 
     def take(self, key: Key, timeout_s: float) -> Arrival:
@@ -188,7 +215,8 @@ class Connection:
     def put_back(self, key: Key, payload: Payload, note: bytes, now_ns: int) -> None:
         """Add a message that arrived before a checkpoint, as if it arrived now."""
         with self._changed:
-            self._inbox[key] = Arrival(key, memoryview(payload), note, now_ns, now_ns)
+            view = memoryview(payload)
+            self._inbox[key] = Arrival(key, view, note, now_ns, now_ns, self.copies.arrived(view))
 
     def sent_frames(self, timeout_s: float) -> list[SentFrame]:
         """Wait until all frames are sent; returns those sent since the last call, in order. TransportError after
@@ -273,7 +301,8 @@ class Connection:
 
     def _send_all(self) -> None:
         while (item := self._outbox.get()) is not None:
-            key, payload, note, queued_ns = item
+            key, payload, note, queued_ns, ready = item
+            ready()
             crc = zlib.crc32(payload, zlib.crc32(note))
             first_byte_ns = self._hold(queued_ns)
             spoiled = self.spoiled(first_byte_ns)
@@ -329,8 +358,7 @@ class Connection:
             header = parse_frame_header(
                 data, token=self._token, names=self._their_names, max_payload_bytes=self._max_payload_bytes
             )
-            # allocated each time: cheaper than copying out of a shared buffer
-            note, payload = bytearray(header.note_bytes), memoryview(bytearray(header.payload_bytes))
+            note, payload = bytearray(header.note_bytes), self.copies.room(header.payload_bytes)
             self._fill(memoryview(note), may_end=False)
             self._fill(payload, may_end=False)
             last_byte_ns = time.monotonic_ns()
@@ -339,13 +367,14 @@ class Connection:
             if not header.key.what:
                 self._their_names.append(bytes(payload).decode())
                 continue
+            came = header.first_byte_ns, last_byte_ns, self.copies.arrived(payload)
             with self._changed:
                 self._changed.wait_for(lambda: self._failure or len(self._inbox) < self._max_frames)
                 if self._failure:
                     return
                 if header.key in self._inbox or header.key == latest:
                     raise TransportError(f"the peer sent the {say(header.key)} twice")
-                self._inbox[header.key] = Arrival(header.key, payload, bytes(note), header.first_byte_ns, last_byte_ns)
+                self._inbox[header.key] = Arrival(header.key, payload, bytes(note), *came)
                 self._received_count, latest = self._received_count + 1, header.key
                 self._changed.notify_all()
             self.heard()

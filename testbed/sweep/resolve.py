@@ -231,10 +231,16 @@ def _check_device(cell: Cell, where: str) -> None:
     on = f"{where}: training.device is {cell.training.device!r}"
     if cell.training.device == "cpu":
         return
-    if cell.timing == "live":
-        raise SpecError(f"{on}, but each node of a live cell trains on a core of its own; set timing = 'played'")
     if cell.job is not None:
         raise SpecError(f"{on}, but jobs of a table `job` train on the CPU; remove it")
+    if cell.timing == "live":
+        if cell.data is not None:
+            raise SpecError(f"{on}, but the workers of a live cell train on the CPU; set timing = 'played'")
+        if cell.clock == "virtual":
+            raise SpecError(
+                f"{on}, but a live cell on the virtual clock trains in a guest, which has no GPU; --clock real"
+            )
+        return
     if isinstance(cell.compute, Calibrated) or cell.codec_cost == "host":
         raise SpecError(
             f"{on}, but calibrated compute, and codec_cost 'host', are timed on one core of this machine; set "

@@ -22,13 +22,15 @@ from testbed.records import TrainedOn
 from testbed.spec import Recipe
 
 
-def device_of(recipe: Recipe) -> torch.device:
-    """Return the device of a recipe's tensors. CapabilityError if this machine has none, or torch cannot use it."""
+def device_of(recipe: Recipe, place: int = 0) -> torch.device:
+    """Return the device of a recipe's tensors; live places take turns on this machine's. CapabilityError if it has
+    none, or torch cannot use it.
+    """
     if recipe.training.device == "cpu":
         return torch.device("cpu")
     check_device()
     _set_up()
-    return torch.device("cuda", 0)
+    return torch.device("cuda", place % torch.cuda.device_count() if place else 0)
 
 
 def check_device() -> None:
@@ -52,7 +54,9 @@ def _set_up() -> None:
 
 
 def trained_on(recipe: Recipe, device: torch.device) -> TrainedOn | None:
-    """Describe the device for the record of a training; None for the CPU, which `environment` describes."""
+    """Describe the device, for the record of a training or the log of a live place; None for the CPU, which
+    `environment` describes.
+    """
     if device.type == "cpu":
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from testbed.runtime.place_job import PlaceJob
 from testbed.runtime.step_log import StepLog
 from testbed.runtime.wiring import Wiring
 from testbed.spec import Measured
+from testbed.training.accelerator import device_of, trained_on
 from testbed.training.checkpoints import PlaceCheckpoints
+from testbed.training.device_copies import copies_of
 from testbed.training.kinds import Training, explain_memory, set_up_torch, training_of
 
 
@@ -41,6 +44,11 @@ def run_place(
     """
     set_up_torch()
     training, node, place = make(Setting(job.recipe, job.vocabulary, job.tokens)), None, job.place
+    training.device = device_of(job.recipe, place)
+    copies = copies_of(training.device)
+    if (on := trained_on(job.recipe, training.device)) is not None:
+        alone = ", ".join(on.copied) or "none"
+        sys.stdout.write(f"{job.name} computes on {training.device}, {on.device}; codecs that get copies: {alone}\n")
     try:
         with Wiring(
             job,
@@ -51,10 +59,9 @@ def run_place(
         ) as wiring:
             loaded = training.load(place)
             wiring.connect()
-            if any(fault.frame for fault in job.faults):
-                spoiled = _spoiling(job)
-                for connection in wiring.connections.values():
-                    connection.spoiled = spoiled
+            spoiled = _spoiling(job) if any(fault.frame for fault in job.faults) else None
+            for connection in wiring.connections.values():
+                connection.copies, connection.spoiled = copies, spoiled or connection.spoiled
             node = training.node(place, loaded, lambda peer: wiring.connections[peer].measure())
             ending = training.ending(job, wiring.gather, asked)
             kept = PlaceCheckpoints(job, node) if job.checkpoints is not None else None
@@ -86,6 +93,7 @@ def run_place(
                     observers=[log],
                     pause=kept,
                     resting=resting,
+                    computed=copies.computed,
                 )
                 ended = live.run(training.job_of(job).program(place, job.resumes_at))
                 log.finish(job.limits.message_s)

@@ -24,7 +24,7 @@ from testbed.message_key import Direction
 from testbed.records import TrainingRecord
 from testbed.results import Run, checkpoint_steps
 from testbed.spec import ImagesSpec, Recipe, recipe_of
-from testbed.sweep import trainings
+from testbed.sweep import resolve, trainings
 from testbed.sweep.resolve import resolve_cell
 from testbed.training import accelerator
 from testbed.training.alone import AloneJob, train_alone
@@ -268,7 +268,7 @@ def test_the_device_is_part_of_an_id_only_if_it_is_not_the_cpu() -> None:
     assert json.loads(changed(recipe, device="cuda").model_dump_json())["training"]["device"] == "cuda"
 
 
-def test_only_played_cells_with_stated_durations_train_on_a_gpu() -> None:
+def test_only_live_stages_and_played_cells_with_stated_durations_train_on_a_gpu() -> None:
     stated: dict[str, Any] = {
         "workload": {
             "model": "gpt2-nano",
@@ -287,8 +287,14 @@ def test_only_played_cells_with_stated_durations_train_on_a_gpu() -> None:
         "topology": "star",
     }
     assert resolve_cell(stated, "netem", "here").training.device == "cuda"
+    live = {**stated, "timing": "live", "codec_cost": "host", "compute": {"mode": "calibrated"}}
+    assert resolve_cell(live, "netem", "here").compute.mode == "measured"
+    with pytest.raises(SpecError, match=r"trains in a guest, which has no GPU; --clock real"):
+        resolve_cell({**stated, "timing": "live"}, "netem", "here", clock="virtual")
+    stages = resolve_cell(live, "netem", "here")
+    with pytest.raises(SpecError, match=r"the workers of a live cell train on the CPU"):
+        resolve._check_device(stages.model_copy(update={"data": a_recipe("star", "int8").data}), "here")
     for changes, why in (
-        ({"timing": "live", "codec_cost": "host"}, "a live cell"),
         ({"compute": {"mode": "calibrated"}}, "timed on one core"),
         ({"codec_cost": "host"}, "timed on one core"),
     ):
@@ -302,7 +308,8 @@ def test_a_gpu_is_set_up_to_repeat() -> None:
         from testbed.training import accelerator
         torch.cuda.is_available = lambda: True
         told = type("Recipe", (), {"training": type("Training", (), {"device": "cuda"})})
-        assert accelerator.device_of(told) == torch.device("cuda", 0)
+        torch.cuda.device_count = lambda: 2
+        assert [accelerator.device_of(told, place).index for place in range(4)] == [0, 1, 0, 1]
         kernels, cudnn = torch.backends.cuda, torch.backends.cudnn
         assert kernels.math_sdp_enabled()
         assert not (kernels.flash_sdp_enabled() or kernels.mem_efficient_sdp_enabled() or kernels.cudnn_sdp_enabled())

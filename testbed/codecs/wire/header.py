@@ -38,7 +38,7 @@ class DevicePayload(NamedTuple):
     It is passed in place of a `Payload` among codecs that work on devices (`wrap.works_on_devices`) in one process.
     """
 
-    head: bytearray
+    head: bytearray | memoryview
     """All headers, which are small."""
     body: Tensor
     """Flat uint8."""
@@ -49,6 +49,17 @@ class DevicePayload(NamedTuple):
     def to_bytes(self) -> bytes:
         """Return the bytes that the same message has on the CPU."""
         return bytes(self.head) + self.body.cpu().numpy().tobytes()
+
+
+class ArrivedPayload(DevicePayload):
+    """A payload that came over a link: its head holds all bytes not read yet, and its body, on the device, all bytes,
+    because only a decoder knows where the headers end.
+    """
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return len(self.head)
 
 
 class DeviceMessage(NamedTuple):
@@ -66,7 +77,7 @@ class DeviceMessage(NamedTuple):
 def cut_head(payload: Payload, size: int) -> tuple[memoryview, Payload]:
     """Return the first bytes of a payload, or of its head, and the rest of it."""
     if isinstance(payload, DevicePayload):
-        rest: Any = DevicePayload(payload.head[size:], payload.body)
+        rest: Any = type(payload)(payload.head[size:], payload.body)
         return memoryview(payload.head)[:size], rest
     view = memoryview(payload)
     return view[:size], view[size:]
@@ -112,7 +123,7 @@ class Opened(NamedTuple):
     shape: Shape
     visit: int
     body: memoryview
-    """Empty if the body is on a device."""
+    """Empty if the body is on a device alone."""
 
     @property
     def elements(self) -> int:
@@ -151,7 +162,9 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
 
 
 def body_of(payload: Payload, opened: Opened) -> Tensor:
-    """Return a payload's body as a flat uint8 tensor over its memory."""
+    """Return a payload's body as a flat uint8 tensor over its memory; an arrived one's is copied, for its alignment."""
+    if isinstance(payload, ArrivedPayload):
+        return payload.body[payload.body.numel() - len(opened.body) :].clone()
     if isinstance(payload, DevicePayload):
         return payload.body
     return as_tensor(opened.body, torch.uint8, len(opened.body))
