@@ -32,6 +32,8 @@ from testbed.errors import CapabilityError, SpecError, TestbedError, UserError, 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder of the package."""
 READABLE = "under sudo it runs as the user who called sudo, who must be able to read the checkout and its .venv"
+Heard = Callable[[str], None]
+"""Receives a line that a program printed."""
 _LAST_WORDS = 2000
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -79,12 +81,7 @@ def start_program(
 
 
 def run_program(
-    module: str,
-    *arguments: str,
-    attempt: str,
-    failure: type[TestbedError],
-    heard: Callable[[str], None] = lambda line: None,
-    **options: Any,
+    module: str, *arguments: str, attempt: str, failure: type[TestbedError], heard: Heard | None = None, **options: Any
 ) -> list[str]:
     """Run a program to its end and return the lines it printed, each of which `heard` receives at once.
 
@@ -99,7 +96,8 @@ def run_program(
             try:
                 for line in process.stdout:
                     lines += line.decode(errors="replace").splitlines()
-                    heard(lines[-1])
+                    if heard is not None:
+                        heard(lines[-1])
             except BaseException:
                 process.kill()
                 raise

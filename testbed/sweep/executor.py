@@ -108,10 +108,8 @@ def execute(
     thread that runs it ends for any reason.
     """
     limit = at_once or len(os.sched_getaffinity(0))
-    available = {
-        "memory_bytes": int((available_bytes or available_memory)() * _SHARE),
-        "device_bytes": int(device_bytes * _SHARE),
-    }
+    host_bytes = (available_bytes or available_memory)()
+    available = {"memory_bytes": int(host_bytes * _SHARE), "device_bytes": int(device_bytes * _SHARE)}
     waiting, running = list(tasks), dict[int, _Running]()
     told = False
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -141,14 +139,11 @@ def execute(
 
 def _too_little(task: Task, running: Sequence[Task], available: Mapping[str, int]) -> str:
     """Return which memory a task lacks beside others; empty if none. `available`: bytes, by field of tasks."""
-    for field_name, total in available.items():
-        need = getattr(task, field_name)
-        if need > (free := total - sum(getattr(one, field_name) for one in running)):
-            kind = "memory" if field_name == "memory_bytes" else "the device's memory"
-            return (
-                f"{task.name} is predicted to need {format_size(need)} of {kind}, but {len(running)} running tasks "
-                f"leave {format_size(max(0, free))}"
-            )
+    for name, kind in (("memory_bytes", "memory"), ("device_bytes", "the device's memory")):
+        need, free = getattr(task, name), available[name] - sum(getattr(one, name) for one in running)
+        if need > free:
+            beside = f"but {len(running)} running tasks leave {format_size(max(0, free))}"
+            return f"{task.name} is predicted to need {format_size(need)} of {kind}, {beside}"
     return ""
 
 

@@ -33,6 +33,8 @@ from testbed.training.memory_need import DeviceMemory, predict_memory
 from testbed.workloads import networks, texts
 
 FOLDER = "trained"
+Prepare = Callable[[Workload], Tokens]
+"""Prepares the data of a workload."""
 
 
 class TrainingProgress(Protocol):
@@ -80,7 +82,7 @@ def train_missing(
     recipes: Iterable[Recipe],
     folder: Path,
     *,
-    prepare: Callable[[Workload], Tokens],
+    prepare: Prepare,
     progress: TrainingProgress,
     at_once: int | None = None,
     cluster: Cluster | None = None,
@@ -276,12 +278,7 @@ def files_of(workload: Workload, tokens: Tokens) -> tuple[Path, ...]:
 
 
 def _tasks(
-    recipes: list[Recipe],
-    home: Path,
-    prepare: Callable[[Workload], Tokens],
-    gpu: DeviceMemory | None,
-    *,
-    checkpoints: bool,
+    recipes: list[Recipe], home: Path, prepare: Prepare, gpu: DeviceMemory | None, *, checkpoints: bool
 ) -> list[Task]:
     """Write each recipe's job to a file next to its folder; return the tasks that run them. `gpu`: its memory, if any
     recipe is trained on one.

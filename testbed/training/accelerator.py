@@ -69,14 +69,10 @@ def trained_on(recipe: Recipe, device: torch.device) -> TrainedOn | None:
     """Describe the device for the record of a training; None for the CPU, which `environment` describes."""
     if device.type == "cpu":
         return None
-    real = device.type == "cuda"
-    return TrainedOn(
-        device=torch.cuda.get_device_name(device) if real else device.type,
-        driver=_driver(),
-        cuda=torch.version.cuda or "",
-        copied=copied(recipe),
-        peak_bytes=torch.cuda.max_memory_reserved(device) if real else None,
-    )
+    name, peak, cuda = device.type, None, torch.version.cuda or ""
+    if device.type == "cuda":
+        name, peak = torch.cuda.get_device_name(device), torch.cuda.max_memory_reserved(device)
+    return TrainedOn(device=name, driver=_driver(), cuda=cuda, copied=copied(recipe), peak_bytes=peak)
 
 
 def copied(recipe: Recipe) -> tuple[str, ...]:

@@ -50,12 +50,12 @@ class Prepared(NamedTuple):
     """Vocabulary size of the tokenizer."""
 
 
+def _mute(told: object) -> None:
+    """Tell nobody."""
+
+
 def prepare_tokens(
-    text: str,
-    model: str,
-    cache: Path,
-    note: Callable[[str], None] = lambda message: None,
-    show: Callable[[float], None] = lambda share: None,
+    text: str, model: str, cache: Path, note: Callable[[str], None] = _mute, show: Callable[[float], None] = _mute
 ) -> Prepared:
     """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` unless it is there, whole
     and as it was written; an altered one is set aside, and named to `note`. `show` receives the share that is done.
@@ -74,16 +74,11 @@ def prepare_tokens(
         if proving.exists():  # those of an older testbed have none, and are overwritten
             aside = [manifest.set_aside(each).name for each in made if each.exists()]
             note(f"prepared data in {folder} is made again: {fault}; set aside as {', '.join(aside)}")
-        total = sum(each.stat().st_size for each in files)
-
-        def read(done: int) -> None:
-            show(done / max(1, total))
-
         with sources.making(folder) as scratch:
             if known is None:
-                vocabulary, ids = _tokenise(sources.read_text(files, read), tokenizer_file(model))
+                vocabulary, ids = _tokenise(sources.read_text(files, show), tokenizer_file(model))
             else:
-                vocabulary, ids = known, sources.read_tokens(files, _kind(known), known, read)
+                vocabulary, ids = known, sources.read_tokens(files, _kind(known), known)
             count = _write_ids(draft := scratch / path.name, _kind(vocabulary), ids)
             sources.place(draft, path)
             draft = scratch / description.name
@@ -170,20 +165,16 @@ def _tokenise(pieces: Iterable[str], tokenizer_file: Path) -> tuple[int, Iterato
 
 def _write_ids(path: Path, kind: type[np.unsignedinteger], parts: Iterable[npt.NDArray[np.unsignedinteger]]) -> int:
     """Write ids, one part after another, as the .npy that numpy would save; return how many."""
-
-    def write_header(count: int) -> None:
-        form = {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (count,)}
-        np.lib.format.write_array_header_1_0(file, form)
-
     with path.open("wb") as file:
-        write_header(0)
+        np.save(file, np.empty(0, kind))
         begin = file.tell()
         for part in parts:
             part.tofile(file)
         count = (file.tell() - begin) // np.dtype(kind).itemsize
         file.seek(0)
-        write_header(count)  # as long as the first: numpy leaves room for any count
-        assert file.tell() == begin
+        form = {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, form)
+        assert file.tell() == begin, "numpy leaves room for any count"
     return count
 
 

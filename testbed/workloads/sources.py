@@ -45,12 +45,12 @@ def text_files(text: str, cache: Path) -> list[Path]:
     return [ASSETS / texts.BUNDLED[text]] if text in texts.BUNDLED else texts.local_files(text)
 
 
-def read_text(files: Sequence[Path], show: Callable[[int], None]) -> Iterator[str]:
+def read_text(files: Sequence[Path], show: Callable[[float], None]) -> Iterator[str]:
     """Yield a text in pieces: its files one after another, unpacked, with newlines as line ends. The last line of each
-    file but the last also ends with one. `show` receives how many bytes of the files were read. SpecError for other
+    file but the last also ends with one. `show` receives the share of the files that is read. SpecError for other
     content.
     """
-    read, last = 0, ""
+    read, last, total = 0, "", sum(path.stat().st_size for path in files)
     for path in files:
         done, ended = 0, last.endswith("\n") or not last
         lines = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf8")(), translate=True)
@@ -61,7 +61,7 @@ def read_text(files: Sequence[Path], show: Callable[[int], None]) -> Iterator[st
                 if piece:
                     yield piece if ended else "\n" + piece
                     ended, last = True, piece
-                show(read + place)
+                show((read + place) / max(1, total))
         except UnicodeDecodeError as error:
             raise SpecError(
                 f"text {path} is not UTF-8: {error.reason} within the {_BLOCK} bytes after byte {done}; convert it to "
@@ -75,12 +75,12 @@ def read_text(files: Sequence[Path], show: Callable[[int], None]) -> Iterator[st
 
 
 def read_tokens(
-    files: Sequence[Path], kind: type[np.unsignedinteger], vocabulary: int, show: Callable[[int], None]
+    files: Sequence[Path], kind: type[np.unsignedinteger], vocabulary: int
 ) -> Iterator[npt.NDArray[np.unsignedinteger]]:
-    """Yield the ids in .bin files, one after another, each of `kind`, little-endian, without a header; see `read_text`.
-    SpecError for an id outside of the vocabulary.
+    """Yield the ids in .bin files, one after another, each of `kind`, little-endian, without a header. SpecError for an
+    id outside of the vocabulary.
     """
-    item, read = np.dtype(kind).newbyteorder("<"), 0
+    item = np.dtype(kind).newbyteorder("<")
     for path in files:
         if path.stat().st_size % item.itemsize or not path.stat().st_size:
             raise SpecError(f"text {path} has {path.stat().st_size} bytes, which are not ids of {item.itemsize} bytes")
@@ -92,8 +92,6 @@ def read_tokens(
                         f"its own tokenizer, {item.itemsize} bytes each, little-endian, without a header"
                     )
                 yield ids
-                show(read + file.tell())
-            read += file.tell()
 
 
 @contextmanager
