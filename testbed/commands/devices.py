@@ -87,14 +87,14 @@ def record(
     print_table(headings, rows, right=headings[1:4])
     if measured.codecs:
         rates = devices.rates_of(recording.with_recording(None, "", measured))
-        headings = ("codec", "direction", "encode", "decode", "encode by rule", "decode by rule", "")
-        rows = []
+        columns = ("codec", "direction", "encode", "decode", "encode by rule", "decode by rule", "")
+        lines = []
         for times in measured.codecs:
             took = map(units.format_time, (times.encode_ns, times.decode_ns))
             rule = map(units.format_time, times.by_rule(one, rates))
             copied = "with copies to the CPU" if times.copied and device == "cuda" else ""
-            rows.append((times.codec, times.direction, *took, *([*rule] or ("none", "none")), copied))
-        print_table(headings, rows, right=headings[2:6])
+            lines.append((times.codec, times.direction, *took, *([*rule] or ("none", "none")), copied))
+        print_table(columns, lines, right=columns[2:6])
         say("by rule: bytes / bandwidth + operations / rate, both as this recording reached them")
     if output is not None:
         recording.keep_recording(output, measured)

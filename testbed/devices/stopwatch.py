@@ -32,7 +32,7 @@ class Stopwatch:
         if self._device == "cpu":
             begin_ns, result = time.perf_counter_ns(), work()
             return time.perf_counter_ns() - begin_ns, result
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         begin.record()
         result = work()

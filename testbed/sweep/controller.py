@@ -22,9 +22,8 @@ from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.live_session import Session, Tokens, network_of
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
-from testbed.workloads import networks, windows
+from testbed.workloads import networks, texts, windows
 from testbed.workloads.floor import floors_of
-from testbed.workloads.prepare import PROGRESS
 
 
 def run_cells(
@@ -144,13 +143,13 @@ def prepare(workload: Workload, show: Callable[[str, float], None] = lambda text
     text, options = workload.text, ["--model", workload.model, "--cache", str(paths.cache_folder()), "--progress"]
 
     def heard(line: str) -> None:
-        if line.startswith(PROGRESS):
-            show(text, float(line.removeprefix(PROGRESS)))
+        if line.startswith(texts.PROGRESS):
+            show(text, float(line.removeprefix(texts.PROGRESS)))
 
     told: dict[str, Any] = {"attempt": f"prepare the text {text!r}", "failure": StageError, "heard": heard}
     lines = run_program("testbed.workloads.prepare", "--text", text, *options, **told, **paths.as_invoking_user())
     show(text, 1.0)
-    sys.stderr.writelines(f"testbed: {line}\n" for line in lines[:-1] if not line.startswith(PROGRESS))
+    sys.stderr.writelines(f"testbed: {line}\n" for line in lines[:-1] if not line.startswith(texts.PROGRESS))
     prepared = json.loads(lines[-1])
     windows.check_text_for(workload, int(prepared["tokens"]))
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))

@@ -35,9 +35,8 @@ _CHUNK_CHARACTERS = 1 << 16
 characters at once, as in texts with long lines, never finished in user-mode Linux."""
 _CHUNKS_TOGETHER = 64
 """Chunks that the cores share."""
-PROGRESS = "progress "
-"""Start of lines that say which share of a text is tokenised, `_SHOW_S` apart."""
 _SHOW_S = 0.25
+"""Least time between two lines of progress."""
 
 
 class Prepared(NamedTuple):
@@ -268,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         nonlocal shown_s
         if asked.progress and time.monotonic() > shown_s + _SHOW_S:
             shown_s = time.monotonic()
-            say(f"{PROGRESS}{share:.4f}")
+            say(f"{texts.PROGRESS}{share:.4f}")
 
     def prepare() -> None:
         text = (asked.text, asked.model, cache, say, show)

@@ -16,6 +16,8 @@ from testbed.errors import SpecError
 
 BUNDLED = {"bundled": "sotu_half.txt.xz", "moby-dick": "moby_dick.txt.xz"}
 """Bundled texts and their files among the assets: one for training models, and another for fine-tuning."""
+PROGRESS = "progress "
+"""Start of the lines in which `prepare` says which share of a text is tokenised."""
 TOKENS = ".bin"
 """Suffix of files that hold token ids."""
 ENDINGS = (".txt", ".xz", ".parquet", TOKENS)

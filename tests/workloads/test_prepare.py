@@ -130,7 +130,7 @@ def test_the_progress_of_a_text_is_told(text: Path, tmp_path: Path, monkeypatch:
         "sys.exit(prepare.main(sys.argv[1:] + ['--progress']))"
     )
     lines = run("--text", str(text), "--model", "gpt2-mini", home=tmp_path, code=program).stdout.splitlines()
-    assert lines[0].startswith(prepare.PROGRESS)
+    assert lines[0].startswith(texts.PROGRESS)
     assert json.loads(lines[-1])["vocabulary"] == 4096
 
 
