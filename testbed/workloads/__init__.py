@@ -5,7 +5,7 @@
 stage's share of a model: the part common to all families | yes | | `gpt2`, `llama` | the family-specific part | yes | |
 `build_stage` | builds a stage's share, from the seed or from a checkpoint | yes | | `weights` | reads one stage's
 weights from a checkpoint | yes | | `smollm2` | fetches a pretrained model | no | | `texts` | names of texts and images
-| no | | `sources` | fetches a text, bundled or from a file; and data sets of the hub | no | | `prepare` | converts a
+| no | | `sources` | fetches a text, bundled or from files; and data sets of the hub | no | | `prepare` | converts a
 text into tokens, and images of the hub into pixels, once | no | | `windows` | cuts tokens into sequences and orders
 them | no | | `floor` | the losses of tables of tokens and of pairs | no | | `data` | serves them as batches |
 yes | | `networks` | small image networks and numbers of images | no | | `images` | digits or a data set of the hub, and
