@@ -20,6 +20,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from testbed.errors import CapabilityError, SpecError, TestbedError, UserError, 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder of the package."""
 READABLE = "under sudo it runs as the user who called sudo, who must be able to read the checkout and its .venv"
+Heard = Callable[[str], None]
+"""Receives a line that a program printed."""
 _LAST_WORDS = 2000
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -77,22 +80,31 @@ def start_program(
         raise CapabilityError(f"cannot {attempt}: cannot start {sys.executable}: {error.strerror}{hint}") from None
 
 
-def run_program(module: str, *arguments: str, attempt: str, failure: type[TestbedError], **options: Any) -> list[str]:
-    """Run a program to its end and return the lines it printed.
+def run_program(
+    module: str, *arguments: str, attempt: str, failure: type[TestbedError], heard: Heard | None = None, **options: Any
+) -> list[str]:
+    """Run a program to its end and return the lines it printed, each of which `heard` receives at once.
 
     SpecError with its message if it ends with the status of a UserError; a `failure` with the end of its standard error
     if it fails in another way.
     """
-    options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_program(module, *arguments, attempt=attempt, **options) as process:
-        try:
-            output, errors = process.communicate()
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise failed(attempt, failure, process.returncode, errors)
-    return output.decode(errors="replace").splitlines()
+    lines = list[str]()
+    with tempfile.TemporaryFile() as errors:  # a pipe could fill up
+        options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
+        with start_program(module, *arguments, attempt=attempt, **options) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    lines += line.decode(errors="replace").splitlines()
+                    if heard is not None:
+                        heard(lines[-1])
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            errors.seek(0)
+            raise failed(attempt, failure, process.returncode, errors.read())
+    return lines
 
 
 def failed(attempt: str, failure: type[TestbedError], status: int, said: bytes) -> TestbedError:

@@ -184,6 +184,8 @@ class TrainedOn(Frozen):
     """CUDA version that torch was built with."""
     copied: tuple[str, ...] = ()
     """Codecs that work only on the CPU: their messages were copied there and back."""
+    peak_bytes: int | None = None
+    """Peak of a GPU's memory that torch reserved for tensors."""
 
 
 class TrainingRecord(Frozen):

@@ -81,8 +81,9 @@ class TextSpec(WorkloadSpec):
     """SHA-256 of the initial weights; None for a named size, whose weights come from the seed. Stated in the file, or
     filled in when the cell is resolved; checked against the weights on this machine."""
     text: str
-    """'bundled' or 'moby-dick' (part of the package); the path of a text or .parquet file; or a data set of the hub,
-    'hub:NAME' or 'hub:NAME:CONFIGURATION', for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
+    """'bundled' or 'moby-dick' (part of the package); the path of a text, .parquet or .bin (tokens) file, or of a
+    folder of such files; or a data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example
+    'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
     sequence_length: int = Field(ge=2)
     validation_batches: int = Field(ge=1)
     """Number of batches of the fixed validation split per evaluation."""

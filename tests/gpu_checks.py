@@ -18,22 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from torch import Tensor
 
 from testbed import devices
-from testbed.codecs.contract import Context, MessageKey
-from testbed.codecs.make import make
-from testbed.codecs.wrap import works_on_devices
 from testbed.devices.codec_cost import device_codec_ns, rates_of
+from testbed.devices.stopwatch import Stopwatch
 from testbed.errors import SpecError
-from testbed.message_key import Direction
 from testbed.records import TrainingRecord
 from testbed.results import Run, finished_runs, last_sweep
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingDevice, TrainingSpec
@@ -68,7 +64,6 @@ training = {{ steps = {steps}, warmup_steps = 2, seed = 0, evaluate_every = {eve
 profile = {networks}
 codec = {codecs}
 """
-KEY = MessageKey("train", 0, 0, (0, 1, 2, 3))
 Row = Sequence[object]
 
 
@@ -160,7 +155,7 @@ class Checks:
 
     def codecs(self) -> Iterator[Row]:
         """Encode and decode of one message."""
-        shape = (2, 16, 64) if self.quick else (4, 256, 768)
+        shape, seconds = ((2, 16, 64), 0.0) if self.quick else ((4, 256, 768), 0.5)
         yield (
             "codec, us for " + "x".join(map(str, shape)),
             "way",
@@ -175,28 +170,13 @@ class Checks:
         rates = rates_of(devices.load_device("h200"))
         for text in CODECS:
             for way in ("forward", "backward"):
-                device_us = [f"{each:.1f}" for each in self._time(text, way, shape, self.device)]
-                cpu_us = [f"{each:.1f}" for each in self._time(text, way, shape, "cpu")]
+                timed = [Stopwatch(on).codec(text, way, shape, seconds) for on in (self.device, "cpu")]
+                took = [f"{each[what] / 1e3:.1f}" for each in timed for what in ("encode_ns", "decode_ns")]
                 try:
                     rule = [f"{each / 1e3:.3g}" for each in device_codec_ns(text, way, shape, rates)]
                 except SpecError:
                     rule = ["none", "none"]
-                stays = works_on_devices(make(text, Context(0, 0, way)))
-                yield text, way, *device_us, *cpu_us, *rule, "on the device" if stays else "copied"
-
-    def _time(self, text: str, way: Direction, shape: tuple[int, ...], device: TrainingDevice) -> tuple[float, float]:
-        """Return the medians of encode and decode in microseconds, after each of which the device is waited for."""
-        sender, receiver = make(text, Context(0, 0, way)), make(text, Context(0, 0, way))
-        copies = not works_on_devices(sender)
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
-        encode_s, decode_s = [], []
-        for step in range(3 if self.quick else 23):
-            key = KEY._replace(step=step)
-            payload, seconds = _timed(lambda key=key: sender.encode(x.cpu() if copies else x, key), device)
-            encode_s.append(seconds)
-            _, seconds = _timed(lambda key=key, payload=payload: receiver.decode(payload, key).to(device), device)
-            decode_s.append(seconds)
-        return 1e6 * statistics.median(encode_s[3:] or encode_s), 1e6 * statistics.median(decode_s[3:] or decode_s)
+                yield text, way, *took, *rule, "copied" if timed[0]["copied"] else "on the device"
 
     def sweep(self) -> Iterator[Row]:
         """The 124M model with four codecs over three networks."""
@@ -221,14 +201,6 @@ class Checks:
             record = TrainingRecord.model_validate_json(trained.read_bytes())
             on = "the CPU" if record.trained_on is None else record.trained_on.device
             yield record.recipe.codec, f"{record.seconds:.0f} s", f"on {on}"
-
-
-def _timed(call: Callable[[], Any], device: str) -> tuple[Any, float]:
-    began = time.perf_counter()
-    result: Tensor = call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - began
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

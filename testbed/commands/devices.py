@@ -45,6 +45,9 @@ def record(
     sequences: Annotated[int, typer.Option(help="Sequences in a micro-batch.")] = 4,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu (one thread) or cuda.")] = "cpu",
+    codec: Annotated[
+        list[str] | None, typer.Option(help="Also time this codec, and compare with the rule; repeatable.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Device file to add the measurement to; created if missing.")
     ] = None,
@@ -65,8 +68,10 @@ def record(
     one_of("device to record on", device, ("cpu", "cuda"))
     if output is not None and output.suffix != ".toml":
         raise UserError(f"-o {output}: a device file must end with .toml")
+    if codec and wanted != "fp32":
+        raise UserError("--codec: the rule for codecs needs the device's speed in fp32; record with --precision fp32")
     measured = recording.record_model(
-        model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device
+        model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device, codecs=codec or ()
     )
     one = measured.recorded
     say(
@@ -80,6 +85,17 @@ def record(
     ]
     headings = ("part", "forward", "backward", "update", "")
     print_table(headings, rows, right=headings[1:4])
+    if measured.codecs:
+        rates = devices.rates_of(recording.with_recording(None, "", measured))
+        columns = ("codec", "direction", "encode", "decode", "encode by rule", "decode by rule", "")
+        lines = []
+        for times in measured.codecs:
+            took = map(units.format_time, (times.encode_ns, times.decode_ns))
+            rule = map(units.format_time, times.by_rule(one, rates))
+            copied = "with copies to the CPU" if times.copied and device == "cuda" else ""
+            lines.append((times.codec, times.direction, *took, *([*rule] or ("none", "none")), copied))
+        print_table(columns, lines, right=columns[2:6])
+        say("by rule: bytes / bandwidth + operations / rate, both as this recording reached them")
     if output is not None:
         recording.keep_recording(output, measured)
         say(f"stored in {output}; use it with: compute.device = {str(output)!r}")

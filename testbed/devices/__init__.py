@@ -1,5 +1,5 @@
 """Emulated devices: how long would each stage's actions take on a given device? Imports no torch, except in
-record_worker.py.
+record_worker.py and stopwatch.py.
 
 device          the record of a device, and device files (*.toml beside this module)
 flops           FLOPs of a stage of a model
@@ -8,6 +8,7 @@ codec_cost      duration of a codec on a device
 compute         `[cell.compute]` of an experiment file
 record          measures this machine for a device file
 record_worker   the measuring program that record starts
+stopwatch       times work and codecs on a device
 this_machine    this machine's speed, and its load from a paced cell
 devices_page    the README of the shipped devices
 """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed import paths, process
 from testbed.devices import flops
+from testbed.devices.codec_cost import DeviceRates, device_codec_ns
 from testbed.devices.device import (
     ComputeDevice,
     MatrixSpeed,
@@ -19,9 +22,29 @@ from testbed.devices.device import (
     write_device,
 )
 from testbed.errors import SpecError, StageError
+from testbed.frozen import Frozen
+from testbed.message_key import Direction
 from testbed.workloads import models
 
 _SOURCE = "measured by: python -m testbed record"
+
+
+class CodecTimes(Frozen):
+    """Times of one codec for one message of a model, and by the rule of `codec_cost`, encode and decode."""
+
+    codec: str
+    direction: Direction
+    copied: bool
+    """Whether it works only on the CPU."""
+    encode_ns: int
+    decode_ns: int
+
+    def by_rule(self, recorded: RecordedTimes, rates: DeviceRates) -> tuple[int, ...]:
+        """Return what the rule says at the rates of the device; empty for a codec without counts."""
+        shape = (recorded.sequences, recorded.sequence_length, models.model_size(recorded.model).width)
+        with contextlib.suppress(SpecError):
+            return device_codec_ns(self.codec, self.direction, shape, rates)
+        return ()
 
 
 class MachineRecording(NamedTuple):
@@ -32,12 +55,14 @@ class MachineRecording(NamedTuple):
     """The name of the processor or GPU."""
     memory_bytes: int | None
     """A GPU's memory; None for a processor."""
+    codecs: tuple[CodecTimes, ...] = ()
 
 
 def record_model(
-    model: str, *, sequence_length: int, sequences: int, precision: Precision, device: str
+    model: str, *, sequence_length: int, sequences: int, precision: Precision, device: str, codecs: Sequence[str] = ()
 ) -> MachineRecording:
-    """Measure median passes and updates of each part on this machine, with one thread; takes a few seconds.
+    """Measure median passes and updates of each part on this machine, with one thread, and `codecs` on messages
+    between its layers; takes a few seconds, and two per codec.
 
     `device` is cpu or cuda. SpecError for an unavailable model or an unsupported length, CapabilityError without such a
     device or without Python for the invoking user, StageError when measuring fails.
@@ -51,7 +76,7 @@ def record_model(
     shape = {"model": model, "sequence_length": sequence_length, "sequences": sequences, "precision": precision}
     answer = process.ask(
         "testbed.devices.record_worker",
-        {**shape, "device": device},
+        {**shape, "device": device, "codecs": list(codecs)},
         attempt=f"record {model} on {device}",
         failure=StageError,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -60,7 +85,8 @@ def record_model(
     )
     software = f"torch {answer['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}"
     recorded = RecordedTimes.model_validate({**shape, "software": software, **answer["parts"]})
-    return MachineRecording(recorded, answer["machine"] or cpu_model(), answer["memory_bytes"])
+    times = tuple(map(CodecTimes.model_validate, answer["codecs"]))
+    return MachineRecording(recorded, answer["machine"] or cpu_model(), answer["memory_bytes"], times)
 
 
 def with_recording(

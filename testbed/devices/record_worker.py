@@ -1,12 +1,10 @@
-"""Time the parts of a model on this machine; a program started by `testbed.devices.record`.
+"""Time the parts of a model, and codecs, on this machine; a program started by `testbed.devices.record`.
 
 It is a separate program, so that torch starts with one thread and is unloaded afterwards.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from testbed.devices.stopwatch import Stopwatch
 from testbed.errors import CapabilityError
 from testbed.process import Parent
 from testbed.spec import TextSpec
@@ -22,70 +21,32 @@ from testbed.workloads.build_stage import build_stage
 from testbed.workloads.precision import autocast
 from testbed.workloads.stage_model import StageModel
 
-_WARM_UP = 3
-_FEWEST, _MOST = 5, 200
-"""Minimum and maximum repetitions of one part."""
 _PART_S = 1.0
-"""Time for repetitions of one part."""
+"""Time for repetitions of one part, or of one codec."""
 _PARTS = ("embedding", "layer", "head")
 """Field names of `device.RecordedTimes`."""
 
 
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def _timed(device: str, work: Callable[[], Any]) -> tuple[int, Any]:
-    """Return the duration of work on the device in nanoseconds, and its result."""
-    _wait(device)
-    begin = time.monotonic_ns()
-    result = work()
-    _wait(device)
-    return time.monotonic_ns() - begin, result
-
-
-def _repeat(once: Callable[[], None]) -> None:
-    """Repeat at least _FEWEST times and then for _PART_S, after warming up."""
-    for _ in range(_WARM_UP):
-        once()
-    end = time.monotonic() + _PART_S
-    for count in range(_MOST):
-        if count >= _FEWEST and time.monotonic() > end:
-            return
-        once()
-
-
-def _passes(device: str, forward: Callable[[], Tensor]) -> dict[str, list[int]]:
+def _passes(watch: Stopwatch, forward: Callable[[], Tensor]) -> dict[str, int]:
     """Time forward and backward of one part; `forward` returns the tensor to differentiate."""
-    times: dict[str, list[int]] = {"forward_ns": [], "backward_ns": []}
 
-    def once() -> None:
-        took, outputs = _timed(device, forward)
+    def once() -> dict[str, int]:
+        forward_ns, outputs = watch.time(forward)
         gradient = torch.ones_like(outputs)
-        times["forward_ns"].append(took)
-        times["backward_ns"].append(_timed(device, lambda: outputs.backward(gradient))[0])
+        return {"forward_ns": forward_ns, "backward_ns": watch.time(lambda: outputs.backward(gradient))[0]}
 
-    _repeat(once)
-    return times
+    return watch.medians(once, _PART_S)
 
 
-def _updates(device: str, parameters: list[nn.Parameter]) -> dict[str, list[int]]:
+def _updates(watch: Stopwatch, parameters: list[nn.Parameter]) -> dict[str, int]:
     """Time one step of torch's default AdamW on that device, with clipping."""
     adamw = torch.optim.AdamW(parameters)
-    updates_ns: list[int] = []
 
     def step() -> None:
         nn.utils.clip_grad_norm_(parameters, 1.0)
         adamw.step()
 
-    _repeat(lambda: updates_ns.append(_timed(device, step)[0]))
-    return {"update_ns": updates_ns}
-
-
-def _part(times: dict[str, list[int]], share: int) -> dict[str, int]:
-    """Return the medians for one of `share` equal layers, without the initial warm-up."""
-    return {name: max(1, round(statistics.median(seen[_WARM_UP:]) / share)) for name, seen in times.items()}
+    return watch.medians(lambda: {"update_ns": watch.time(step)[0]}, _PART_S)
 
 
 def _parameters(model: StageModel) -> list[list[nn.Parameter]]:
@@ -98,12 +59,15 @@ def _parameters(model: StageModel) -> list[list[nn.Parameter]]:
 def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
     """Handle a request of `record.py`; times are in nanoseconds. CapabilityError for a missing device."""
     device, sequences, length = asked["device"], asked["sequences"], asked["sequence_length"]
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise CapabilityError(
             f"torch {torch.__version__} finds no CUDA device; use --device cpu, or install torch with CUDA"
         )
     torch.set_num_threads(1)
+    watch = Stopwatch(device)
     size = models.model_size(asked["model"])
+    shape = (sequences, length, size.width)
+    codecs = [watch.codec(text, way, shape, _PART_S) for text in asked["codecs"] for way in ("forward", "backward")]
     spec = TextSpec(
         family=size.family,
         model=asked["model"],
@@ -137,17 +101,18 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
             with precisely():
                 return model.loss(model.head(hidden), ids)
 
-        passes = [_passes(device, forward) for forward in (embed, layers, head)]
-        updates = [_updates(device, parameters) for parameters in _parameters(model)]
+        passes = [_passes(watch, forward) for forward in (embed, layers, head)]
+        updates = [_updates(watch, parameters) for parameters in _parameters(model)]
     parts = {
-        name: _part(there_and_back | update, share)
+        name: {what: max(1, round(ns / share)) for what, ns in (there_and_back | update).items()}
         for name, there_and_back, update, share in zip(_PARTS, passes, updates, (1, size.layers, 1), strict=True)
     }
     return {
-        "machine": torch.cuda.get_device_name() if device.startswith("cuda") else None,
-        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if device.startswith("cuda") else None,
+        "machine": torch.cuda.get_device_name() if device == "cuda" else None,
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if device == "cuda" else None,
         "torch": torch.__version__,
         "parts": parts,
+        "codecs": codecs,
     }
 
 

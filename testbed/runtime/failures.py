@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed.errors import DivergedError, StageError
 
-_ALLOCATOR = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")
+_ALLOCATOR = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory", "CUDA out of memory")
 """Texts of torch's RuntimeErrors."""
 _MEMORY = (
     "try smaller micro-batches (more of them, or a smaller workload.batch_size), pipeline.recompute = true, "

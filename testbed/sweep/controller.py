@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from testbed import paths
 from testbed.errors import StageError, TestbedError
@@ -21,7 +22,7 @@ from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.live_session import Session, Tokens, network_of
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.recording import RunRecorder
-from testbed.workloads import networks, windows
+from testbed.workloads import networks, texts, windows
 from testbed.workloads.floor import floors_of
 
 
@@ -93,7 +94,7 @@ class _Standing:
         """Return the prepared data of the cell's workload."""
         if cell.workload not in self._tokens:
             self._progress.phase("preparing the training data")
-            self._tokens[cell.workload] = prepare(cell.workload)
+            self._tokens[cell.workload] = prepare(cell.workload, self._progress.tokenised)
         return self._tokens[cell.workload]
 
     def close(self) -> None:
@@ -133,18 +134,22 @@ class _Runner(RunRecorder):
         return ended
 
 
-def prepare(workload: Workload) -> Tokens:
-    """Tokenise a text in a separate process, as the invoking user: this process imports no torch. Images need no
-    preparation: resolving a cell requires them.
+def prepare(workload: Workload, show: Callable[[str, float], None] = lambda text, share: None) -> Tokens:
+    """Tokenise a text in a separate process, as the invoking user: this process imports no torch. `show` receives the
+    text's name and the share that is done. Images need no preparation: resolving a cell requires them.
     """
     if isinstance(workload, ImagesSpec):
         return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
-    options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
-    attempt = f"prepare the text {workload.text!r}"
-    lines = run_program(
-        "testbed.workloads.prepare", *options, attempt=attempt, failure=StageError, **paths.as_invoking_user()
-    )
-    sys.stderr.writelines(f"testbed: {note}\n" for note in lines[:-1])
+    text, options = workload.text, ["--model", workload.model, "--cache", str(paths.cache_folder()), "--progress"]
+
+    def heard(line: str) -> None:
+        if line.startswith(texts.PROGRESS):
+            show(text, float(line.removeprefix(texts.PROGRESS)))
+
+    told: dict[str, Any] = {"attempt": f"prepare the text {text!r}", "failure": StageError, "heard": heard}
+    lines = run_program("testbed.workloads.prepare", "--text", text, *options, **told, **paths.as_invoking_user())
+    show(text, 1.0)
+    sys.stderr.writelines(f"testbed: {line}\n" for line in lines[:-1] if not line.startswith(texts.PROGRESS))
     prepared = json.loads(lines[-1])
     windows.check_text_for(workload, int(prepared["tokens"]))
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))

@@ -42,6 +42,8 @@ class Task(NamedTuple):
     """Folder that it makes, for the same machines; None: its result is what it prints."""
     guest: bool = False
     """Whether it boots a guest, rather than load torch."""
+    device_bytes: int = 0
+    """Predicted peak memory on a device that tasks share."""
 
 
 class TaskResult(NamedTuple):
@@ -92,6 +94,7 @@ def execute(
     note: Callable[[str], None] = lambda message: None,
     options: Mapping[str, Any] | None = None,
     available_bytes: Callable[[], int] | None = None,
+    device_bytes: int = 0,
 ) -> Generator[TaskResult]:
     """Run tasks in processes, started in order; yield each result as its task ends.
 
@@ -99,22 +102,24 @@ def execute(
     others a task runs, and tasks share nothing but files.
 
     `at_once`: maximum number in parallel; None: one per core that this process may use. Fewer run if their predicted
-    memory exceeds what is available; `note` receives one message about that. `options` go to `process.start_program`.
+    memory exceeds what is available, on the host or, of `device_bytes`, on their device; `note` receives one message
+    about that. `options` go to `process.start_program`.
     A task that dies loses only its own result. All tasks end when the iterator is closed, e.g. by Ctrl-C, and when the
     thread that runs it ends for any reason.
     """
     limit = at_once or len(os.sched_getaffinity(0))
-    memory_bytes = int((available_bytes or available_memory)() * _SHARE)
+    host_bytes = (available_bytes or available_memory)()
+    available = {"memory_bytes": int(host_bytes * _SHARE), "device_bytes": int(device_bytes * _SHARE)}
     waiting, running = list(tasks), dict[int, _Running]()
     told = False
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         stack.callback(lambda: _end(running.values()))
         while waiting or running:
             while waiting and len(running) < limit:
-                free = memory_bytes - sum(one.task.memory_bytes for one in running.values())
-                if running and waiting[0].memory_bytes > free:
+                begun = [one.task for one in running.values()]
+                if begun and (lack := _too_little(waiting[0], begun, available)):
                     if not told:
-                        note(_too_little(waiting[0], len(running), limit, free))
+                        note(f"{lack}: fewer than {limit} run at once")
                         told = True
                     break
                 one = _start(waiting.pop(0), options or {})
@@ -132,11 +137,14 @@ def execute(
                 yield result
 
 
-def _too_little(task: Task, running: int, limit: int, free: int) -> str:
-    return (
-        f"{task.name} is predicted to need {format_size(task.memory_bytes)} of memory, but {running} running tasks "
-        f"leave {format_size(max(0, free))}: fewer than {limit} run at once"
-    )
+def _too_little(task: Task, running: Sequence[Task], available: Mapping[str, int]) -> str:
+    """Return which memory a task lacks beside others; empty if none. `available`: bytes, by field of tasks."""
+    for name, kind in (("memory_bytes", "memory"), ("device_bytes", "the device's memory")):
+        need, free = getattr(task, name), available[name] - sum(getattr(one, name) for one in running)
+        if need > free:
+            beside = f"but {len(running)} running tasks leave {format_size(max(0, free))}"
+            return f"{task.name} is predicted to need {format_size(need)} of {kind}, {beside}"
+    return ""
 
 
 def _start(task: Task, options: Mapping[str, Any]) -> _Running:

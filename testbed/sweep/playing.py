@@ -8,6 +8,7 @@ and traces in traces/.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -103,7 +104,8 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
 def train_cells(cells: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> trainings.Trainings:
     """Train the recipes of played cells without playing them, which suffices for their losses."""
     recipes = map(recipe_of, cells)
-    return trainings.train_missing(recipes, folder, prepare=prepare, progress=progress, cluster=means.cluster)
+    shown = functools.partial(prepare, show=progress.tokenised)
+    return trainings.train_missing(recipes, folder, prepare=shown, progress=progress, cluster=means.cluster)
 
 
 def measured_costs(

@@ -30,6 +30,8 @@ _RATES_OVER = 20
 _PICTURES_PER_S = 4
 _BELOW = 6
 """Lines for the running cell, below the table."""
+_BAR = 30
+"""Width of a bar of progress."""
 _STYLES = {"running": "bold", "failed": "red", "interrupted": "red", "waiting": "dim", "left out": "dim"}
 _ENDED = {"target": "target loss reached", "budget": "budget spent"}
 
@@ -72,6 +74,8 @@ class SweepProgress(Closing):
         self.turns = [Turn(cell) for cell in cells]
         self.current = -1
         """Index of the current or last turn."""
+        self.tokenising: tuple[str, float] | None = None
+        """The name of the text that is being tokenised, and the share that is done."""
         self._console = console
         self._expected_s = dict(expected_s or {})
         self._began = 0.0
@@ -115,6 +119,10 @@ class SweepProgress(Closing):
     def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
         """Note that a recipe was trained, or why its training failed."""
         self.note(f"trained {recipe.codec}, {recipe.training.steps} steps" if error is None else str(error))
+
+    def tokenised(self, text: str, share: float) -> None:
+        """Note which share of a text is tokenised."""
+        self.tokenising = (text, share) if share < 1 else None
 
     def phase(self, text: str) -> None:
         """Set what the cell is doing now."""
@@ -204,11 +212,12 @@ def draw_progress(progress: SweepProgress, height: int) -> RenderableType:
         table.add_column(name, justify="right" if name in ("steps", "step", "loss") else "left", no_wrap=True)
     for number, turn in enumerate(progress.turns[first : first + rows], start=first + 1):
         table.add_row(*_cells(turn, number), style=_STYLES.get(turn.state, ""))
-    if progress.current < 0:
-        return table
-    return Group(
-        table, Text(_running(progress), overflow="ellipsis", no_wrap=True), *_links(progress.turns[progress.current])
-    )
+    lines = [] if progress.current < 0 else [_running(progress)]
+    if progress.tokenising is not None:
+        text, share = progress.tokenising
+        lines.append(f"\ntokenising {text}: {'█' * round(share * _BAR):░<{_BAR}} {share:.0%}")
+    links = _links(progress.turns[progress.current]) if progress.current >= 0 else []
+    return Group(table, *(Text(line, overflow="ellipsis", no_wrap=True) for line in lines), *links)
 
 
 def _cells(turn: Turn, number: int) -> tuple[str, ...]:

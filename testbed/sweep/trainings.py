@@ -3,10 +3,10 @@
 Recipes that differ only in schedule and depth share one training: these determine when a stage works, but not what it
 computes, nor the order of the messages that a codec sees (`jobs.schedule`).
 
-Each training is a separate process (`training.alone`); as many run in parallel as cores and memory allow. The draft of
-one that was killed is resumed from its newest checkpoint, if it has any (`training.checkpoints`). A training is
-finished once its folder has a manifest, and is used only if that is valid; one of an older testbed has none, and must
-have as many steps as its recipe.
+Each training is a separate process (`training.alone`); as many run in parallel as cores and memory allow, a GPU's
+memory included. The draft of one that was killed is resumed from its newest checkpoint, if it has any
+(`training.checkpoints`). A training is finished once its folder has a manifest, and is used only if that is valid; one
+of an older testbed has none, and must have as many steps as its recipe.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from testbed.jobs.pipeline import orders_of
 from testbed.records import Floors, ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
 from testbed.runtime.control_plane import host_environment
-from testbed.spec import PREPARED_BY, ImagesSpec, PipelineSpec, Recipe, TextSpec, Workload
+from testbed.spec import PREPARED_BY, ImagesSpec, PipelineSpec, Recipe, TextSpec, TrainingDevice, Workload
 from testbed.sweep.executor import Cluster, Task, execute
 from testbed.sweep.live_session import Tokens
-from testbed.training.memory_need import predict_memory
+from testbed.training.memory_need import DeviceMemory, predict_memory
 from testbed.workloads import networks, texts
 
 FOLDER = "trained"
+Prepare = Callable[[Workload], Tokens]
+"""Prepares the data of a workload."""
 
 
 class TrainingProgress(Protocol):
@@ -64,20 +66,23 @@ def check_trainable(recipe: Recipe) -> None:
         )
 
 
-def check_gpu() -> None:
-    """Raise CapabilityError unless torch can train on a GPU of this machine: another program asks, as this has none."""
-    task = Task("gpu", "testbed.training.accelerator", (), 0, "train on a GPU")
+def device_memory(device: TrainingDevice) -> DeviceMemory:
+    """Return the memory of the device to train on, which another program measures: this one has no torch.
+    CapabilityError if torch cannot use such a device of this machine.
+    """
+    task = Task(device, "testbed.training.accelerator", (device,), 0, f"train on {device}")
     with closing(execute([task], options=host_options())) as ended:
         (result,) = ended
     if result.error is not None:
         raise CapabilityError(str(result.error))
+    return DeviceMemory.model_validate_json(result.said)
 
 
 def train_missing(
     recipes: Iterable[Recipe],
     folder: Path,
     *,
-    prepare: Callable[[Workload], Tokens],
+    prepare: Prepare,
     progress: TrainingProgress,
     at_once: int | None = None,
     cluster: Cluster | None = None,
@@ -107,31 +112,36 @@ def train_missing(
         if not cluster and recipe.training.checkpoint_every and results.checkpoint_steps(home / f".{recipe.id}.draft"):
             progress.note(f"the training {recipe.id} resumes from its newest valid checkpoint")
     if missing:
+        gpu = None
         if any(recipe.training.device != "cpu" for recipe in missing):
             if cluster is not None:
                 raise UserError(
                     "cannot train on the GPUs of a cluster: its tasks use cores only; choose --executor local, or "
                     "--device cpu"
                 )
-            check_gpu()
+            gpu = device_memory("cuda")
         results.make_folder(home)
         if cluster is None:
             forks.start(host_environment())  # torch loads while texts are prepared
         try:
             by_name = {recipe.id: recipe for recipe in missing}
-            tasks = _tasks(missing, home, prepare, checkpoints=cluster is None)
-            # One at a time on a GPU, whose memory is not predicted.
-            for device, most in (("cpu", at_once), ("cuda", 1)):
-                some = [task for task in tasks if by_name[task.name].training.device == device]
+            tasks, alone = _tasks(missing, home, prepare, gpu, checkpoints=cluster is None), list[Task]()
+            on_gpu, note = 0 if gpu is None else gpu.free_bytes, progress.note
+            for some, most in ((tasks, at_once), (alone, 1)):
                 if cluster is None:
-                    ended = execute(some, at_once=most, note=progress.note, options=host_options())
+                    ended = execute(some, at_once=most, note=note, options=host_options(), device_bytes=on_gpu)
                 else:
-                    ended = cluster.execute(some, note=progress.note)
+                    ended = cluster.execute(some, note=note)
                 with closing(ended):
-                    for result in ended:
-                        if result.error is not None:
-                            failures[result.task.name] = result.error
-                        progress.trained(by_name[result.task.name], result.error)
+                    for task, error, *_ in ended:
+                        beside = some is tasks and task.device_bytes and len(tasks) > 1
+                        if beside and error is not None and "out of memory" in str(error):
+                            note(f"{error}; it is trained again after the others, alone")
+                            alone.append(task)  # the state of codecs is not predicted
+                            continue
+                        if error is not None:
+                            failures[task.name] = error
+                        progress.trained(by_name[task.name], error)
         finally:
             _sweep_up(home)
     failed = {_numbers(recipe): failures[recipe.id] for recipe in missing if recipe.id in failures}
@@ -268,9 +278,11 @@ def files_of(workload: Workload, tokens: Tokens) -> tuple[Path, ...]:
 
 
 def _tasks(
-    recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Tokens], *, checkpoints: bool
+    recipes: list[Recipe], home: Path, prepare: Prepare, gpu: DeviceMemory | None, *, checkpoints: bool
 ) -> list[Task]:
-    """Write each recipe's job to a file next to its folder; return the tasks that run them."""
+    """Write each recipe's job to a file next to its folder; return the tasks that run them. `gpu`: its memory, if any
+    recipe is trained on one.
+    """
     prepared: dict[object, Tokens] = {}
     tasks = []
     for recipe in recipes:
@@ -287,12 +299,14 @@ def _tasks(
         }
         path = home / f".{recipe.id}.json"
         results.write_json(path, job)
+        need, there = predict_memory(recipe), None if recipe.training.device == "cpu" else gpu
         tasks.append(
             Task(
                 name=recipe.id,
                 module="testbed.training.alone",
                 arguments=(str(path.resolve()),),
-                memory_bytes=predict_memory(recipe),
+                memory_bytes=need if there is None else need + there.host_bytes,
+                device_bytes=0 if there is None else need + there.process_bytes,
                 attempt=f"train {recipe.id}",
                 reads=(path.resolve(), *files_of(spec, prepared[key])),
                 writes=(home / recipe.id).resolve(),

@@ -1,5 +1,5 @@
-"""The device that a recipe is trained on: `python -m testbed.training.accelerator` exits with status 2, and says
-why, where there is no GPU.
+"""The device that a recipe is trained on: `python -m testbed.training.accelerator cuda` prints its `DeviceMemory`, or
+exits with status 2, and says why, where there is no GPU.
 
 On a GPU, results repeat bit for bit on one kind of device, driver and torch: kernels are deterministic, attention is
 torch's own sequence of matrix products, and fp32 is not rounded to TF32.
@@ -20,6 +20,7 @@ from testbed.codecs.wrap import works_on_devices
 from testbed.errors import CapabilityError, status_of
 from testbed.records import TrainedOn
 from testbed.spec import Recipe
+from testbed.training.memory_need import DeviceMemory, available_memory, peak_memory
 
 
 def device_of(recipe: Recipe, place: int = 0) -> torch.device:
@@ -44,6 +45,19 @@ def check_device() -> None:
     )
 
 
+def measure_memory(device: str) -> DeviceMemory:
+    """Measure the memory of a device, `cpu` or `cuda`. CapabilityError if this machine has none."""
+    if device == "cpu":
+        return DeviceMemory(free_bytes=available_memory(), process_bytes=0, host_bytes=peak_memory())
+    check_device()
+    _set_up()
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    torch.autograd.backward((x @ x).sum())  # loads the libraries
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return DeviceMemory(free_bytes=free, process_bytes=total - free, host_bytes=peak_memory())
+
+
 def _set_up() -> None:
     # Read by cuBLAS when it first computes; without it, its results depend on what else runs on the device.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -59,8 +73,10 @@ def trained_on(recipe: Recipe, device: torch.device) -> TrainedOn | None:
     """
     if device.type == "cpu":
         return None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return TrainedOn(device=name, driver=_driver(), cuda=torch.version.cuda or "", copied=copied(recipe))
+    name, peak, cuda = device.type, None, torch.version.cuda or ""
+    if device.type == "cuda":
+        name, peak = torch.cuda.get_device_name(device), torch.cuda.max_memory_reserved(device)
+    return TrainedOn(device=name, driver=_driver(), cuda=cuda, copied=copied(recipe), peak_bytes=peak)
 
 
 def copied(recipe: Recipe) -> tuple[str, ...]:
@@ -83,8 +99,8 @@ def _driver() -> str:
 
 
 def main() -> None:
-    """Check the device, for a sweep."""
-    sys.exit(status_of(check_device))
+    """Measure the device's memory, for a sweep."""
+    sys.exit(status_of(lambda: sys.stdout.write(measure_memory(sys.argv[1]).model_dump_json() + "\n")))
 
 
 if __name__ == "__main__":

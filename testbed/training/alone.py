@@ -34,6 +34,7 @@ from testbed.spec import Recipe
 from testbed.training.accelerator import trained_on
 from testbed.training.checkpoints import Checkpoints, TogetherRun
 from testbed.training.kinds import Training, set_up_torch, training_of
+from testbed.training.memory_need import peak_memory
 from testbed.workloads.floor import floors_of
 
 
@@ -119,7 +120,7 @@ def train_alone(job: AloneJob, report: Report = lambda message: None) -> Trainin
             ]
             training = training_of(Setting(recipe, job.vocabulary, job.tokens))
             trained = train_together(training, outputs, report=report, checkpoints=checkpoints)
-        peak, floors = _peak_memory_bytes(), floors_of(Path(job.tokens), recipe.workload, job.vocabulary)
+        peak, floors = peak_memory(), floors_of(Path(job.tokens), recipe.workload, job.vocabulary)
         record = TrainingRecord(
             recipe=recipe,
             ended=_without_budget(trained.ended),
@@ -149,15 +150,6 @@ def train_alone(job: AloneJob, report: Report = lambda message: None) -> Trainin
             raise failures.out_of_memory(who, "during training", error) from error
         raise
     return record
-
-
-def _peak_memory_bytes() -> int:
-    """Return this process's peak memory.
-
-    getrusage would include the parent's memory at the time of the fork.
-    """
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
 def _without_budget(ended: Ended) -> Literal["steps", "target"]:

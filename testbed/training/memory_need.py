@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from testbed.devices import flops
+from testbed.frozen import Frozen
 from testbed.jobs.schedule import depth
 from testbed.spec import ImagesSpec, Recipe
 from testbed.workloads import models as workloads
@@ -31,12 +32,24 @@ _IMAGE_VALUES = 4
 copy."""
 
 
+class DeviceMemory(Frozen):
+    """Memory of the device that recipes are trained on, measured by a process that has used it."""
+
+    free_bytes: int
+    """Free beside that process."""
+    process_bytes: int
+    """Upper bound of what a process takes there besides its tensors; what others use is included."""
+    host_bytes: int
+    """Peak memory of that process on the host."""
+
+
 def predict_memory(recipe: Recipe) -> int:
     """Predict the peak memory of training a recipe in one process, in bytes.
 
     Weights, gradients and AdamW's two moments of all stages, fp32 (Muon and SGD need less); the whole model once more
     while a stage is built; the activations of the micro-batches that each stage holds between forward and backward
-    (with recomputation: the inputs, and one micro-batch in full). State of codecs is not included.
+    (with recomputation: the inputs, and one micro-batch in full). State of codecs is not included. A training on a GPU
+    needs as much there.
     tests/sweep/test_trainings.py compares it with getrusage.
     """
     spec, pipeline, data = recipe.workload, recipe.pipeline, recipe.data
@@ -52,7 +65,8 @@ def predict_memory(recipe: Recipe) -> int:
     total = _IMPORTS_BYTES + trained
     size = workloads.workload_size(spec)
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
-        scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention with dropout keeps its weights
+        keeps_weights = spec.dropout or recipe.training.device != "cpu"  # of attention: see `accelerator`
+        scores = size.heads * spec.sequence_length if keeps_weights else 0
         kept = kept_values(size, layers, scores)
         held = depth(
             pipeline.schedule,
@@ -94,3 +108,9 @@ def available_memory() -> int:
         limit = int((own / "memory.max").read_text())
         free = min(free, limit - int((own / "memory.current").read_text()))
     return free
+
+
+def peak_memory() -> int:
+    """Return this process's peak memory in bytes; getrusage would include the parent's at the time of the fork."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) * 1024

@@ -9,7 +9,7 @@ build_stage   builds a stage's share, from the seed or from a checkpoint (torch)
 weights       reads one stage's weights from a checkpoint (torch)
 smollm2       fetches a pretrained model
 texts         names of texts and images
-sources       fetches a text, bundled or from a file; and data sets of the hub
+sources       fetches a text, bundled or from files; and data sets of the hub
 prepare       converts a text into tokens, and images of the hub into pixels, once
 windows       cuts tokens into sequences and orders them
 floor         the losses of tables of tokens and of pairs

@@ -1,18 +1,20 @@
 """Make a token file from a text, once: `python -m testbed.workloads.prepare --text bundled --model gpt2-mini`; or files
 of pixels and labels from a data set of images: `--images hub:ylecun/cifar10`.
 
-The text goes through `datasets` and the model's tokenizer into a .npy of uint16 or uint32 ids, named by the content of
-both, in our cache; images are decoded into .npy files named by the data set. A second call finds them there and imports
-none of torch, transformers, datasets and tokenizers.
+The text goes through the model's tokenizer, on all cores, into a .npy of uint16 or uint32 ids, named by the content of
+both, in our cache; it is never in memory as a whole. Images are decoded into .npy files named by the data set. A second
+call finds them there and imports none of torch, transformers, datasets and tokenizers.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +33,10 @@ _TOKENIZER = sources.ASSETS / "bpe4096.json"
 _CHUNK_CHARACTERS = 1 << 16
 """Characters per chunk of lines tokenised together; tokens never span the line end between two chunks. Millions of
 characters at once, as in texts with long lines, never finished in user-mode Linux."""
+_CHUNKS_TOGETHER = 64
+"""Chunks that the cores share."""
+_SHOW_S = 0.25
+"""Least time between two lines of progress."""
 
 
 class Prepared(NamedTuple):
@@ -43,29 +49,40 @@ class Prepared(NamedTuple):
     """Vocabulary size of the tokenizer."""
 
 
-def prepare_tokens(text: str, model: str, cache: Path, note: Callable[[str], None] = lambda message: None) -> Prepared:
-    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` unless it is there, whole
-    and as it was written; an altered one is set aside, and named to `note`.
+def _mute(told: object) -> None:
+    """Tell nobody."""
 
-    A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Only a
-    data set of the hub is downloaded, once. SpecError for a text or tokenizer that is unavailable or unreadable.
+
+def prepare_tokens(
+    text: str, model: str, cache: Path, note: Callable[[str], None] = _mute, show: Callable[[float], None] = _mute
+) -> Prepared:
+    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` unless it is there, whole
+    and as it was written; an altered one is set aside, and named to `note`. `show` receives the share that is done.
+
+    A file of text is UTF-8, and may be compressed with xz; line ends become newlines. Files of tokens need no
+    tokenizer, but ids that the model knows. Only a data set of the hub is downloaded, once. SpecError for a text or
+    tokenizer that is unavailable or unreadable.
     """
-    source, tokenizer = sources.text_file(text, cache), tokenizer_file(model)
-    key = hashlib.sha256(f"{VERSION} {paths.digest(source)} {paths.digest(tokenizer)}".encode()).hexdigest()
+    files = sources.text_files(text, cache)
+    known = models.model_size(model).vocabulary if files[0].suffix == texts.TOKENS else None
+    by = paths.digest(tokenizer_file(model)) if known is None else f"ids below {known}"
+    key = hashlib.sha256(f"{VERSION} {' '.join(map(paths.digest, files))} {by}".encode()).hexdigest()
     folder = cache / "tokens"
-    path, description, proving = files = [folder / f"{key[:32]}{end}" for end in (".npy", ".json", manifest.ENDING)]
+    path, description, proving = made = [folder / f"{key[:32]}{end}" for end in (".npy", ".json", manifest.ENDING)]
     if fault := manifest.find_fault(proving, lambda: key):
         if proving.exists():  # those of an older testbed have none, and are overwritten
-            aside = [manifest.set_aside(each).name for each in files if each.exists()]
+            aside = [manifest.set_aside(each).name for each in made if each.exists()]
             note(f"prepared data in {folder} is made again: {fault}; set aside as {', '.join(aside)}")
         with sources.making(folder) as scratch:
-            ids, vocabulary = _tokenise(source, tokenizer, scratch)
-            np.save(draft := scratch / path.name, ids)
+            if known is None:
+                vocabulary, ids = _tokenise(sources.read_text(files, show), tokenizer_file(model))
+            else:
+                vocabulary, ids = known, sources.read_tokens(files, _kind(known), known)
+            count = _write_ids(draft := scratch / path.name, _kind(vocabulary), ids)
             sources.place(draft, path)
             draft = scratch / description.name
             draft.write_text(
-                json.dumps({"text": text, "model": model, "tokens": len(ids), "vocabulary": vocabulary}, indent=1)
-                + "\n"
+                json.dumps({"text": text, "model": model, "tokens": count, "vocabulary": vocabulary}, indent=1) + "\n"
             )
             sources.place(draft, description)
             manifest.write_manifest(proving, key, [path, description])
@@ -108,41 +125,56 @@ def tokenizer_file(model: str) -> Path:
 
 
 # ------------------------------------------------------------------ outputs
-def _chunks(lines: Iterable[str]) -> Iterator[str]:
-    waiting: list[str] = []
-    size = 0
-    for line in lines:
-        waiting.append(line)
-        size += len(line)
-        if size >= _CHUNK_CHARACTERS:
-            yield "".join(waiting)
-            waiting, size = [], 0
+def _chunks(pieces: Iterable[str]) -> Iterator[str]:
+    waiting = ""
+    for piece in pieces:
+        waiting, begin = waiting + piece, 0
+        while (end := waiting.find("\n", begin + _CHUNK_CHARACTERS - 1) + 1) > 0:
+            yield waiting[begin:end]
+            begin = end
+        waiting = waiting[begin:]
     if waiting:
-        yield "".join(waiting)
+        yield waiting
 
 
-def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.NDArray[np.unsignedinteger], int]:
-    """Tokenise a text; returns (ids, vocabulary). All files of `datasets` go into `scratch`."""
-    import datasets
+def _kind(vocabulary: int) -> type[np.unsignedinteger]:
+    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
+
+
+def _tokenise(pieces: Iterable[str], tokenizer_file: Path) -> tuple[int, Iterator[npt.NDArray[np.unsignedinteger]]]:
+    """Tokenise a text in pieces; returns the vocabulary, and the ids in parts."""
     from tokenizers import Tokenizer
 
-    sources.write_plain_text(source, scratch / "text.txt")
     try:
         tokenizer = Tokenizer.from_file(os.fspath(tokenizer_file))
     except Exception as error:  # tokenizers raises the bare class
         raise SpecError(f"{tokenizer_file} is not a tokenizer: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     vocabulary = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-    kind = np.uint16 if vocabulary <= 1 << 16 else np.uint32
-    lines = datasets.load_dataset(
-        "text",
-        data_files=os.fspath(scratch / "text.txt"),
-        split="train",
-        keep_linebreaks=True,
-        cache_dir=os.fspath(scratch / "datasets"),
-    )
-    pieces = _chunks(line["text"] for line in lines)
-    ids = [np.array(tokenizer.encode(piece, add_special_tokens=False).ids, kind) for piece in pieces]
-    return np.concatenate(ids), vocabulary
+
+    def ids() -> Iterator[npt.NDArray[np.unsignedinteger]]:
+        chunks = _chunks(pieces)
+        while some := list(itertools.islice(chunks, _CHUNKS_TOGETHER)):
+            for encoded in tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                yield np.array(encoded.ids, _kind(vocabulary))
+
+    return vocabulary, ids()
+
+
+def _write_ids(path: Path, kind: type[np.unsignedinteger], parts: Iterable[npt.NDArray[np.unsignedinteger]]) -> int:
+    """Write ids, one part after another, as the .npy that numpy would save; return how many."""
+    with path.open("wb") as file:
+        np.save(file, np.empty(0, kind))
+        begin = file.tell()
+        for part in parts:
+            part.tofile(file)
+        count = (file.tell() - begin) // np.dtype(kind).itemsize
+        file.seek(0)
+        form = {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, form)
+        assert file.tell() == begin, "numpy leaves room for any count"
+    return count
 
 
 def _decode(what: str, splits: Any, pixels: Path, labels: Path) -> dict[str, int]:
@@ -203,19 +235,20 @@ def _columns(what: str, rows: Any) -> tuple[str, str]:
 
 # ------------------------------------------------------------------ command
 def main(arguments: list[str] | None = None) -> int:
-    """Print notes, and last one JSON line: path, tokens and vocabulary of a text, or the fields of `PreparedImages`.
-    Errors go to stderr as one message; returns the error's exit status.
+    """Print notes and progress, and last one JSON line: path, tokens and vocabulary of a text, or the fields of
+    `PreparedImages`. Errors go to stderr as one message; returns the error's exit status.
     """
     parser = argparse.ArgumentParser(
         prog="python -m testbed.workloads.prepare",
         description="Make a token file from a text, or files of pixels from a data set of images.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", help="'bundled', the path of a text or .parquet file, or hub:NAME:CONFIGURATION")
+    source.add_argument("--text", help="'bundled', the path of a file or folder, or hub:NAME:CONFIGURATION")
     source.add_argument("--images", help="hub:NAME or hub:NAME:CONFIGURATION")
     parser.add_argument(
         "--model", help="for a text, the model with the tokenizer: a named size, or a checkpoint's folder or cached id"
     )
+    parser.add_argument("--progress", action="store_true", help="say which share of a text is tokenised")
     parser.add_argument("--cache", type=Path, default=None, help="cache folder; default: that of testbed")
     asked = parser.parse_args(arguments)
     if asked.text and not asked.model:
@@ -224,16 +257,22 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HOME", os.fspath(texts.hub_home()))
     cache = asked.cache or paths.cache_folder()
 
+    shown_s = time.monotonic()
+
     def say(message: str) -> None:
         sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()
+
+    def show(share: float) -> None:
+        nonlocal shown_s
+        if asked.progress and time.monotonic() > shown_s + _SHOW_S:
+            shown_s = time.monotonic()
+            say(f"{texts.PROGRESS}{share:.4f}")
 
     def prepare() -> None:
-        if asked.text and texts.hub_set(asked.text, "text") is None:
-            # only local files are read; without this, libraries access the network
-            os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        text = (asked.text, asked.model, cache, say)
+        text = (asked.text, asked.model, cache, say, show)
         made = prepare_images(asked.images, cache) if asked.images else prepare_tokens(*text)
-        sys.stdout.write(json.dumps(made._asdict(), default=lambda path: os.fspath(path.resolve())) + "\n")
+        say(json.dumps(made._asdict(), default=lambda path: os.fspath(path.resolve())))
 
     return status_of(prepare)
 

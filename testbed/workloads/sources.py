@@ -1,17 +1,22 @@
-"""Get a workload's data: a bundled text, a file, or a data set of the Hugging Face hub, fetched once.
+"""Get a workload's data: a bundled text, files, or a data set of the Hugging Face hub, fetched once.
 
-A .parquet file's column "text" is the text, one line per row; a data set's split "train" is cached as such a file.
+A .parquet file's column "text", or else its only column of strings, is the text, one line per row; a data set's split
+"train" is cached as such a file. A .bin file is tokens: ids without a header.
 """
 
 from __future__ import annotations
 
 import codecs
+import io
 import lzma
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from testbed import paths, results
 from testbed.errors import SpecError
@@ -20,36 +25,43 @@ from testbed.workloads.texts import HubSet, Use
 
 ASSETS = Path(__file__).parent / "assets"
 _BLOCK = 1 << 20
+_ROWS = 1024
+"""Rows of a .parquet file in memory at once; a row may be a long document."""
 _ANSWER_S = 10.0
 """Timeout for the hub's first response; libraries retry for minutes."""
 _INSTEAD: dict[Use, str] = {"text": "the path of a .parquet or text file", "images": f"{texts.DIGITS!r}"}
 """Alternatives that need no hub."""
 
 
-def text_file(text: str, cache: Path) -> Path:
-    """Return the file that holds a text. A data set of the hub is fetched if it is not below `cache`. SpecError if
-    unavailable.
+def text_files(text: str, cache: Path) -> list[Path]:
+    """Return the files that hold a text, in order. A data set of the hub is fetched if it is not below `cache`.
+    SpecError if unavailable.
     """
-    texts.check_text_name(text)
     if hub := texts.hub_set(text, "text"):
         path = cache / "texts" / f"{hub.file_name}.parquet"
         if not path.is_file():
             _fetch_text(hub, path)
-        return path
-    return ASSETS / texts.BUNDLED[text] if text in texts.BUNDLED else Path(text)
+        return [path]
+    return [ASSETS / texts.BUNDLED[text]] if text in texts.BUNDLED else texts.local_files(text)
 
 
-def write_plain_text(path: Path, target: Path) -> None:
-    """Write a text as plain UTF-8 to `target`: unpacked, one line per row, or unchanged. SpecError otherwise."""
-    done = 0
-    decoder = codecs.getincrementaldecoder("utf8")()
-    with target.open("wb") as copy:
+def read_text(files: Sequence[Path], show: Callable[[float], None]) -> Iterator[str]:
+    """Yield a text in pieces: its files one after another, unpacked, with newlines as line ends. The last line of each
+    file but the last also ends with one. `show` receives the share of the files that is read. SpecError for other
+    content.
+    """
+    read, last, total = 0, "", sum(path.stat().st_size for path in files)
+    for path in files:
+        done, ended = 0, last.endswith("\n") or not last
+        lines = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf8")(), translate=True)
         try:
-            for block in _rows(path) if path.suffix == ".parquet" else _blocks(path):
-                decoder.decode(block)
-                copy.write(block)
+            for block, place in _rows(path) if path.suffix == ".parquet" else _blocks(path):
+                piece = lines.decode(block, final=not block)
                 done += len(block)
-            decoder.decode(b"", final=True)
+                if piece:
+                    yield piece if ended else "\n" + piece
+                    ended, last = True, piece
+                show((read + place) / max(1, total))
         except UnicodeDecodeError as error:
             raise SpecError(
                 f"text {path} is not UTF-8: {error.reason} within the {_BLOCK} bytes after byte {done}; convert it to "
@@ -57,8 +69,29 @@ def write_plain_text(path: Path, target: Path) -> None:
             ) from None
         except (lzma.LZMAError, EOFError) as error:
             raise SpecError(f"text {path} is not a complete .xz file: {error}") from None
-    if done == 0:
-        raise SpecError(f"text {path} is empty")
+        read += place
+    if not last:
+        raise SpecError(f"text {' + '.join(map(os.fspath, files))} is empty")
+
+
+def read_tokens(
+    files: Sequence[Path], kind: type[np.unsignedinteger], vocabulary: int
+) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """Yield the ids in .bin files, one after another, each of `kind`, little-endian, without a header. SpecError for an
+    id outside of the vocabulary.
+    """
+    item = np.dtype(kind).newbyteorder("<")
+    for path in files:
+        if path.stat().st_size % item.itemsize or not path.stat().st_size:
+            raise SpecError(f"text {path} has {path.stat().st_size} bytes, which are not ids of {item.itemsize} bytes")
+        with path.open("rb") as file:
+            while len(ids := np.fromfile(file, item, _BLOCK)):
+                if (largest := int(ids.max())) >= vocabulary:
+                    raise SpecError(
+                        f"text {path} has the id {largest}, but the model knows {vocabulary} tokens; write the ids of "
+                        f"its own tokenizer, {item.itemsize} bytes each, little-endian, without a header"
+                    )
+                yield ids
 
 
 @contextmanager
@@ -77,27 +110,36 @@ def place(draft: Path, path: Path) -> None:
 
 
 # ------------------------------------------------------------------ files
-def _blocks(path: Path) -> Iterator[bytes]:
+def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks of a file, unpacked, with how many of its bytes were read by then; an empty one last."""
     file: IO[bytes]
-    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+    with path.open("rb") as raw, lzma.open(raw) if path.suffix == ".xz" else nullcontext(raw) as file:
         while block := file.read(_BLOCK):
-            yield block
+            yield block, raw.tell()
+        yield b"", raw.tell()
 
 
-def _rows(path: Path) -> Iterator[bytes]:
+def _rows(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield the rows of a .parquet file as `_blocks` does."""
     import pyarrow
     from pyarrow import parquet
 
+    strings = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    size, done = path.stat().st_size, 0
     try:
         with parquet.ParquetFile(path) as file:
             columns = {field.name: field.type for field in file.schema_arrow}
-            if columns.get("text") not in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
+            able = [name for name, kind in columns.items() if kind in strings]
+            if "text" not in able and len(able) != 1:
                 types = ", ".join(f"{name}: {kind}" for name, kind in columns.items())
-                raise SpecError(f"text {path}: its columns are {types}; one must be text: string")
-            for batch in file.iter_batches(columns=["text"]):
-                for row in batch.column(0).drop_null():
-                    line = row.as_py()
-                    yield (line if line.endswith("\n") else line + "\n").encode()
+                raise SpecError(f"text {path}: its columns are {types}; one must be text: string, or the only string")
+            for batch in file.iter_batches(_ROWS, columns=["text" if "text" in able else able[0]]):
+                rows = batch.column(0).drop_null().to_pylist()
+                done += batch.num_rows
+                block = "".join(row if row.endswith("\n") else row + "\n" for row in rows).encode()
+                if block:
+                    yield block, size * done // file.metadata.num_rows
+            yield b"", size
     except (pyarrow.ArrowException, OSError) as error:
         raise SpecError(f"text {path} is not a complete .parquet file: {error}") from None
 

@@ -1,5 +1,5 @@
-"""Names of a workload's data: a text, which is a bundled one, a file's path, or a data set of the Hugging Face hub; or
-images, which are digits or a data set of the hub.
+"""Names of a workload's data: a text, which is a bundled one, a path, or a data set of the Hugging Face hub; or images,
+which are digits or a data set of the hub.
 
 `sources` fetches it.
 """
@@ -16,6 +16,12 @@ from testbed.errors import SpecError
 
 BUNDLED = {"bundled": "sotu_half.txt.xz", "moby-dick": "moby_dick.txt.xz"}
 """Bundled texts and their files among the assets: one for training models, and another for fine-tuning."""
+PROGRESS = "progress "
+"""Start of the lines in which `prepare` says which share of a text is tokenised."""
+TOKENS = ".bin"
+"""Suffix of files that hold token ids."""
+ENDINGS = (".txt", ".xz", ".parquet", TOKENS)
+"""Suffixes of the files that are read in a folder; a path that names one file may have another."""
 DIGITS = "digits"
 """Name of scikit-learn's digits."""
 Use: TypeAlias = Literal["text", "images"]
@@ -55,11 +61,28 @@ def hub_set(name: str, use: Use) -> HubSet | None:
 
 def check_text_name(text: str) -> None:
     """Check a text's name, without network access. SpecError if invalid."""
-    if hub_set(text, "text") is None and text not in BUNDLED and not Path(text).is_file():
-        raise SpecError(
-            f"workload.text: there is no file {text!r}; use the path of a text or .parquet file, "
-            f"{' or '.join(map(repr, BUNDLED))}, or a data set of the hub, 'hub:NAME:CONFIGURATION'"
-        )
+    if hub_set(text, "text") is None and text not in BUNDLED:
+        local_files(text)
+
+
+def local_files(text: str) -> list[Path]:
+    """Return the files of a text at a path, in order: the file, or those of a folder with one of `ENDINGS`, by name.
+    SpecError if there are none, or some with text and some with tokens.
+    """
+    path = Path(text)
+    if text and path.is_dir():
+        named = (each for each in path.iterdir() if each.suffix in ENDINGS and not each.name.startswith("."))
+        files = sorted(filter(Path.is_file, named))
+        if files and len({each.suffix == TOKENS for each in files}) == 1:
+            return files
+        found = "text and tokens (.bin)" if files else f"no file that ends with {', '.join(ENDINGS)}"
+        raise SpecError(f"workload.text: folder {text!r} has {found}; use one with files of text, or of tokens")
+    if path.is_file():
+        return [path]
+    raise SpecError(
+        f"workload.text: there is no file {text!r}; use the path of a text, .parquet or .bin file, or of a folder of "
+        f"such files, {' or '.join(map(repr, BUNDLED))}, or a data set of the hub, 'hub:NAME:CONFIGURATION'"
+    )
 
 
 def check_images_name(images: str) -> None:

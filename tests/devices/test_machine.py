@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from testbed import cli, devices
 from testbed.devices import ComputeDevice, record
+from testbed.devices.stopwatch import Stopwatch
 from testbed.errors import SpecError
 from testbed.spec import Cell, Paced
 from tests.devices.example_recording import recorded
@@ -112,6 +115,81 @@ def test_a_recording_takes_the_place_of_the_same_and_of_no_other(tmp_path: Path)
         record.keep_recording(path / "below.toml", slower)
 
 
+class Events:
+    """CUDA events of a device that takes 2 ms, and the calls that were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = self.calls = list[str]()
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                calls.append("record")
+
+            def synchronize(self) -> None:
+                calls.append("wait for the event")
+
+            def elapsed_time(self, other: Event) -> float:
+                assert other is not self
+                return 2.0
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait for the device"))
+
+
+def test_a_device_is_timed_by_its_events_and_the_cpu_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events(monkeypatch)
+
+    def work() -> int:
+        events.calls.append("work")
+        return 7
+
+    assert Stopwatch("cuda").time(work) == (2_000_000, 7)
+    assert events.calls == ["wait for the device", "record", "work", "record", "wait for the event"]
+    ticks = iter([100, 350])
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
+    assert Stopwatch("cpu").time(lambda: 7) == (250, 7)
+    assert len(events.calls) == 5
+
+
+def test_first_repetitions_do_not_count() -> None:
+    taken = iter([900, 900, 900, 1, 2, 3, 4, 5])
+    assert Stopwatch("cpu").medians(lambda: {"ns": next(taken)}, seconds=-1) == {"ns": 3}
+
+
+@pytest.mark.parametrize("text", ["delta-int8", "zstd(int8)"])
+def test_a_codec_is_timed_as_in_training(text: str) -> None:
+    found = Stopwatch("cpu").codec(text, "forward", (2, 4, 8), 0.0)
+    assert {name: found[name] for name in ("codec", "direction")} == {"codec": text, "direction": "forward"}
+    assert found["copied"] == (text == "zstd(int8)")
+    assert min(found["encode_ns"], found["decode_ns"]) > 0
+
+
+def test_the_rule_of_a_codec_is_that_of_the_recorded_message() -> None:
+    times = {"direction": "forward", "copied": False, "encode_ns": 1, "decode_ns": 1}
+    rates = devices.rates_of(devices.load_device("h200"))
+    found = record.CodecTimes(codec="int8", **times).by_rule(recorded(), rates)
+    assert found == devices.device_codec_ns("int8", "forward", (4, 64, 256), rates)
+    assert record.CodecTimes(codec="zstd(int8)", **times).by_rule(recorded(), rates) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_codecs_are_timed_with_a_model(tmp_path: Path, device: str) -> None:
+    asked = ["record", "--model", "llama-nano", "--sequence-length", "16", "--sequences", "2", "--device", device]
+    path = tmp_path / "this.toml"
+    done = CliRunner().invoke(cli.make_app(), [*asked, "--codec", "int8", "--codec", "zstd(int8)", "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines() if line.startswith(("int8", "zstd"))]
+    assert [row[:2] for row in rows] == [
+        [name, way] for name in ("int8", "zstd(int8)") for way in ("forward", "backward")
+    ]
+    assert [row.count("none") for row in rows] == [0, 0, 2, 2]
+    assert devices.read_device(path).recorded
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "precision"), [("cpu", "fp32"), pytest.param("cuda", "bf16", marks=pytest.mark.gpu)]
@@ -137,6 +215,7 @@ def test_this_machine_can_be_recorded(tmp_path: Path, device: str, precision: st
         (["record", "--device", "tpu"], "there is no device to record on 'tpu'"),
         (["record", "--model", "gpt3"], "there is no model 'gpt3'"),
         (["record", "--sequence-length", "9999"], "cannot record 4 sequences of 9999 tokens"),
+        (["record", "--precision", "bf16", "--codec", "int8"], "--codec: the rule for codecs needs"),
         (["record", "--sequences", "0"], "cannot record 0 sequences"),
         (["record", "-o", "mine.txt"], "a device file must end with .toml"),
     ],

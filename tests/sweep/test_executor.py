@@ -18,8 +18,9 @@ from testbed.sweep.executor import Task, execute
 from tests.forked import is_gone, is_running
 
 
-def a_task(folder: Path, name: str, action: str = "nothing", memory_bytes: int = 1) -> Task:
-    return Task(name, "tests.sweep.task_program", (action, str(folder), name), memory_bytes, f"try {name}")
+def a_task(folder: Path, name: str, action: str = "nothing", memory_bytes: int = 1, device_bytes: int = 0) -> Task:
+    arguments = (action, str(folder), name)
+    return Task(name, "tests.sweep.task_program", arguments, memory_bytes, f"try {name}", device_bytes=device_bytes)
 
 
 OPTIONS = {"cwd": ROOT}
@@ -56,6 +57,21 @@ def test_fewer_run_at_once_where_memory_does_not_suffice(tmp_path: Path) -> None
     assert "fewer than 2 run at once" in notes[0]
     alone = execute([a_task(tmp_path, "large", memory_bytes=10**15)], options=OPTIONS)
     assert [result.error for result in alone] == [None], "too large for any machine: it is tried alone"
+
+
+def test_a_device_has_memory_of_its_own(tmp_path: Path) -> None:
+    notes: list[str] = []
+    tasks = [a_task(tmp_path, name, device_bytes=600) for name in ("one", "two")]
+    tasks.append(a_task(tmp_path, "on the host"))
+    ended = execute(tasks, at_once=3, note=notes.append, options=OPTIONS, device_bytes=1000)
+    next(ended)
+    assert len(list(tmp_path.glob("*.began"))) == 1, "tasks start in order"
+    assert [result.error for result in ended] == [None, None]
+    need = "two is predicted to need 600 B of the device's memory"
+    assert notes == [f"{need}, but 1 running tasks leave 300 B: fewer than 3 run at once"]
+    together = [a_task(tmp_path / "meeting", name, "meet", device_bytes=400) for name in ("one", "two")]
+    (tmp_path / "meeting").mkdir()
+    assert [result.error for result in execute(together, at_once=2, options=OPTIONS, device_bytes=1000)] == [None, None]
 
 
 def test_closing_ends_all(tmp_path: Path) -> None:

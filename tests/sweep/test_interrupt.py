@@ -81,7 +81,7 @@ def test_jobs_have_ended_before_their_run_is_sealed(tmp_path: Path, monkeypatch:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(controller, "Session", lambda *_: Ending())
-    monkeypatch.setattr(controller, "prepare", lambda _: Tokens(tmp_path, 2))
+    monkeypatch.setattr(controller, "prepare", lambda *_: Tokens(tmp_path, 2))
     monkeypatch.setattr(controller._Runner, "make", stopped)
     with pytest.raises(KeyboardInterrupt), SweepProgress(Console(file=io.StringIO()), [what]) as progress:
         controller.run_cells([what], tmp_path, "", progress)

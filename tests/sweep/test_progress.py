@@ -109,3 +109,13 @@ def test_a_terminal_gets_the_picture_and_keeps_the_lines() -> None:
         watch.begin(one)
         watch.end(one, summary(one))
     assert "[1/1] fp32 on test, live" in text.getvalue()
+
+
+def test_a_text_that_is_tokenised_has_a_bar_until_it_is_done() -> None:
+    one = cell()
+    watch = SweepProgress(Console(file=io.StringIO()), [one])
+    watch.tokenised("my_texts", 0.25)
+    assert shown(watch)[-1] == f"tokenising my_texts: {'█' * 8}{'░' * 22} 25%"
+    watch.begin(one)
+    watch.tokenised("my_texts", 1.0)
+    assert not [line for line in shown(watch) if "tokenising" in line]

@@ -18,9 +18,11 @@ from testbed.errors import StageError, TestbedError, UserError
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import read_json
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
+from testbed.sweep import executor, trainings
+from testbed.sweep.executor import Task, TaskResult
 from testbed.sweep.live_session import Tokens
 from testbed.sweep.trainings import FOLDER, find_fault, is_trained, load_training, train_missing, untrained
-from testbed.training.memory_need import predict_memory
+from testbed.training.memory_need import DeviceMemory, predict_memory
 from tests import small_replicas
 from tests.altered import ALTERATIONS
 from tests.small_replicas import DIGITS
@@ -174,6 +176,99 @@ def two_trainings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     made = train_missing([a_recipe(), a_recipe("int8")], home, prepare=Texts(home), progress=Heard())
     first, second = made.folders.values()
     return first, second
+
+
+class Watched(Notes):
+    """Counts the trainings that had begun whenever one ended."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self.home, self.begun = home, list[int]()
+
+    def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
+        super().trained(recipe, error)
+        self.begun.append(len([*self.home.glob("[!.]*/"), *self.home.glob(".*.draft")]))
+
+
+@pytest.mark.parametrize("scarce", ["memory", "the device's memory"])
+def test_a_training_waits_for_memory_and_learns_the_same(
+    tmp_path: Path, two_trainings: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, scarce: str
+) -> None:
+    """The device's memory is only told: the CPU computes."""
+    recipes, on_device = [a_recipe(), a_recipe("int8")], scarce != "memory"
+    need = predict_memory(recipes[0])
+    if on_device:
+        room = DeviceMemory(free_bytes=2 * need, process_bytes=10**9, host_bytes=10**8)
+        monkeypatch.setattr(trainings, "device_memory", {"cuda": room}.__getitem__)
+        for_gpu = {"training": recipes[0].training.model_copy(update={"device": "cuda"})}
+        recipes = [recipe.model_copy(update=for_gpu) for recipe in recipes]
+    else:
+        monkeypatch.setattr(executor, "available_memory", lambda: 3 * need // 2)
+
+    def on_the_cpu(tasks: list[Task], **options: Any) -> Any:
+        for task in tasks:
+            assert (task.device_bytes > 10**9, task.memory_bytes > need) == (on_device, on_device)
+            job = json.loads((path := Path(task.arguments[0])).read_text())
+            job["recipe"]["training"].pop("device", None)
+            path.write_text(json.dumps(job))
+        return executor.execute(tasks, **options)
+
+    monkeypatch.setattr(trainings, "execute", on_the_cpu)
+    watched = Watched(tmp_path / FOLDER)
+    made = train_missing(recipes, tmp_path, prepare=Texts(tmp_path), progress=watched, at_once=2)
+    assert not made.failures
+    assert watched.begun == [1, 2]
+    (note,) = watched.notes
+    assert f" of {scarce}, but 1 running tasks leave" in note
+    for recipe, before in zip(recipes, two_trainings, strict=True):
+        assert losses(tmp_path / FOLDER / recipe.id) == losses(before)
+
+
+def test_what_finds_no_memory_beside_others_is_trained_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes, watched = [a_recipe(), a_recipe("int8")], Watched(tmp_path / FOLDER)
+    for_gpu = {"training": recipes[0].training.model_copy(update={"device": "cuda"})}
+    recipes = [recipe.model_copy(update=for_gpu) for recipe in recipes]
+    room = DeviceMemory(free_bytes=10**12, process_bytes=1, host_bytes=1)
+    monkeypatch.setattr(trainings, "device_memory", {"cuda": room}.__getitem__)
+    full = StageError("cannot train: out of memory during training (CUDA out of memory)")
+    asked: list[tuple[list[str], int]] = []
+
+    def execute(tasks: list[Task], *, at_once: int, **_: Any) -> Any:
+        asked.append(([task.name for task in tasks], at_once))
+        for task in tasks:
+            yield TaskResult(task, full if task.name == recipes[0].id else None, "")
+
+    monkeypatch.setattr(trainings, "execute", execute)
+    made = train_missing(recipes, tmp_path, prepare=Texts(tmp_path), progress=watched, at_once=2)
+    assert asked == [([recipe.id for recipe in recipes], 2), ([recipes[0].id], 1)]
+    assert "trained again after the others, alone" in watched.notes[0]
+    assert made.failures == {recipes[0].id: full}
+    assert watched.ended == {recipes[1].id: None, recipes[0].id: full}
+
+
+def test_a_device_says_what_it_has() -> None:
+    here = trainings.device_memory("cpu")
+    assert here.process_bytes == 0
+    assert here.free_bytes > here.host_bytes > 10**7
+
+
+@pytest.mark.gpu
+def test_trainings_side_by_side_on_a_gpu_need_what_is_predicted_and_learn_the_same(tmp_path: Path) -> None:
+    of = a_recipe(model="gpt2-mini", sequence_length=64, batch_size=16, steps=5)
+    of = of.model_copy(update={"training": of.training.model_copy(update={"device": "cuda"})})
+    recipes = [of.model_copy(update={"codec": codec}) for codec in ("fp32", "int8", "topk(0.1)")]
+    peaks = list[int]()
+    for name, most in (("apart", 1), ("together", 3)):
+        watched = Watched(tmp_path / name / FOLDER)
+        made = train_missing(recipes, tmp_path / name, prepare=Texts(tmp_path), progress=watched, at_once=most)
+        assert not made.failures
+        for path in made.folders.values():
+            trained_on = read_json(path / "training.json", TrainingRecord).trained_on
+            assert trained_on is not None
+            peaks.append(trained_on.peak_bytes or 0)
+    for recipe in recipes:
+        assert losses(tmp_path / "apart" / FOLDER / recipe.id) == losses(tmp_path / "together" / FOLDER / recipe.id)
+    assert 0 < max(peaks) <= predict_memory(of)
 
 
 STEPS = ("steps-0.jsonl", "steps-1.jsonl")

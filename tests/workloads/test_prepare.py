@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import tempfile
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from testbed.errors import SpecError
 from testbed.sweep import controller
-from testbed.workloads import models
+from testbed.workloads import models, prepare, sources, texts
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
 from tests.altered import ALTERATIONS
@@ -57,6 +65,73 @@ def test_the_tokens_are_the_text(text: Path, tmp_path: Path) -> None:
     assert len(ids) == made.tokens
     assert bundled_tokenizer().decode(ids.tolist()) == TEXT
     assert ids.max() < made.vocabulary == 4096
+
+
+LINES = st.text(st.sampled_from("ab é🙂\u2028\x85\x0b\r\n\n"), max_size=40)
+"""Only \\r and \\n end a line."""
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from([".txt", ".xz", ".parquet"]), st.lists(LINES)), min_size=1, max_size=4))
+def test_a_folder_is_its_files_one_after_another(files: list[tuple[str, list[str]]]) -> None:
+    with tempfile.TemporaryDirectory() as name, unittest.mock.patch.multiple(sources, _BLOCK=7, _ROWS=2):
+        folder, whole = Path(name) / "folder", ""
+        folder.mkdir()
+        for number, (ending, rows) in enumerate(files):
+            path, text = folder / f"{number}{ending}", "".join(rows)
+            if ending == ".parquet":
+                parquet.write_table(pa.table({"body": pa.array(rows, pa.string())}), path)
+                text = "".join(row if row.endswith("\n") else row + "\n" for row in rows)
+            else:
+                (lzma.open if ending == ".xz" else open)(path, "wb").write(text.encode())
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+            whole += "\n" * bool(text and whole and not whole.endswith("\n")) + text
+        (folder / "notes.md").write_text("ignored")
+        (folder / ".hidden.txt").write_text("ignored")
+        (one := Path(name) / "one.txt").write_bytes(whole.encode())
+        seen: list[float] = []
+        with unittest.mock.patch.object(prepare, "_CHUNK_CHARACTERS", 8):
+            if not whole:
+                with pytest.raises(SpecError, match="is empty"):
+                    prepare_tokens(str(folder), "gpt2-mini", Path(name))
+                return
+            made, expected = (prepare_tokens(str(each), "gpt2-mini", Path(name)) for each in (folder, one))
+        assert made.path.read_bytes() == expected.path.read_bytes()
+        read = "".join(sources.read_text(texts.local_files(str(folder)), seen.append))
+        assert read == whole
+        assert seen == sorted(seen)
+        assert seen[-1] == 1
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.lists(st.integers(0, 4095), min_size=1), min_size=1, max_size=4))
+def test_files_of_tokens_are_these_tokens(files: list[list[int]]) -> None:
+    with tempfile.TemporaryDirectory() as name, unittest.mock.patch.object(sources, "_BLOCK", 3):
+        for number, ids in enumerate(files):
+            (Path(name) / f"{number}.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids))
+        made, expected = prepare_tokens(name, "gpt2-mini", Path(name) / "cache"), [id_ for ids in files for id_ in ids]
+        assert np.load(made.path, mmap_mode="r").tolist() == expected
+        assert made.tokens == len(expected)
+        saved = io.BytesIO()
+        np.save(saved, np.array(expected, np.uint16))
+        assert made.path.read_bytes() == saved.getvalue()
+
+
+def test_the_progress_of_a_text_is_told(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(sources, "_BLOCK", 4096)
+    prepare_tokens(str(text), "gpt2-mini", tmp_path, show=shares.append)
+    assert shares == sorted(shares)
+    assert len(shares) > 5
+    assert shares[-1] == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    program = (
+        "import sys; from testbed.workloads import prepare; prepare._SHOW_S = -1; "
+        "sys.exit(prepare.main(sys.argv[1:] + ['--progress']))"
+    )
+    lines = run("--text", str(text), "--model", "gpt2-mini", home=tmp_path, code=program).stdout.splitlines()
+    assert lines[0].startswith(texts.PROGRESS)
+    assert json.loads(lines[-1])["vocabulary"] == 4096
 
 
 def test_nothing_but_the_token_file_is_kept(text: Path, tmp_path: Path) -> None:
@@ -162,12 +237,7 @@ def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "latin1.txt").write_bytes("où\n".encode("latin1") * 10)
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "torn.xz").write_bytes((ASSETS / "sotu_half.txt.xz").read_bytes()[:5000])
-    expected = {
-        "missing.txt": "no file",
-        "latin1.txt": "not UTF-8",
-        "empty.txt": "empty",
-        "torn.xz": "xz",
-    }
+    expected = {"missing.txt": "no file", "latin1.txt": "not UTF-8", "empty.txt": "empty", "torn.xz": "xz"}
     for name, message in expected.items():
         asked = ("--text", str(tmp_path / name), "--model", "gpt2-mini", "--cache", str(tmp_path / "c"))
         found = run(*asked, home=tmp_path)
@@ -176,6 +246,27 @@ def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
         assert message in found.stderr
         assert found.stdout == ""
     assert [p.name for p in (tmp_path / "c" / "tokens").iterdir() if p.name.startswith(".")] == []
+
+
+def test_folders_and_tokens_that_are_no_text(tmp_path: Path) -> None:
+    for folder, files in {"none": ["a.md"], "both": ["a.txt", "b.bin"], "latin": ["a.txt", "b.txt"]}.items():
+        (tmp_path / folder).mkdir()
+        for each in files:
+            (tmp_path / folder / each).write_text("ok")
+    (tmp_path / "latin" / "b.txt").write_bytes("où\n".encode("latin1"))
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    (tmp_path / "large.bin").write_bytes(struct.pack("<2H", 1, 4096))
+    expected = {
+        "none": "no file that ends with .txt, .xz, .parquet, .bin",
+        "both": "text and tokens",
+        "latin": "b.txt is not UTF-8",
+        "odd.bin": "3 bytes, which are not ids of 2 bytes",
+        "large.bin": "has the id 4096, but the model knows 4096 tokens",
+    }
+    for name, message in expected.items():
+        with pytest.raises(SpecError, match=message):
+            prepare_tokens(str(tmp_path / name), "gpt2-mini", tmp_path / "c")
+    assert SpecError.exit_status == 2
 
 
 def test_a_text_is_as_long_as_a_workload_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +280,16 @@ def test_every_named_size_knows_the_bundled_tokens() -> None:
     tokens = bundled_tokenizer().get_vocab_size()
     small = {name for name, size in SHIPPED.items() if size.vocabulary < tokens}
     assert small == {name for name in SHIPPED if "characters" in name}, "those have no tokenizer"
+
+
+def test_a_sweep_is_told_how_far_a_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        (tmp_path / "texts" / f"{name}.txt").write_text(TEXT * 30, encoding="utf8")
+    shown: list[tuple[str, float]] = []
+    spec = text_spec(text=str(tmp_path / "texts"), sequence_length=16)
+    made = controller.prepare(spec, lambda *each: shown.append(each))
+    assert np.load(made.path, mmap_mode="r").ndim == 1
+    assert {name for name, _ in shown} == {spec.text}
+    assert shown[-1][1] == 1.0

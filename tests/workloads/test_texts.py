@@ -43,15 +43,19 @@ def test_a_parquet_file_is_its_rows(tmp_path: Path) -> None:
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         path = write(tmp_path / "rows.parquet", kind=kind)
         assert np.array_equal(np.load(prepare_tokens(str(path), "gpt2-mini", tmp_path).path), expected)
+    unnamed = write(tmp_path / "unnamed.parquet", "content")
+    assert np.array_equal(np.load(prepare_tokens(str(unnamed), "gpt2-mini", tmp_path).path), expected)
     with_nulls = write(tmp_path / "nulls.parquet", rows=[None, *ROWS, None])
     assert np.array_equal(np.load(prepare_tokens(str(with_nulls), "gpt2-mini", tmp_path).path), expected)
 
 
 def test_what_is_no_text(tmp_path: Path) -> None:
-    for column, rows in (("content", ROWS), ("text", [1, 2, 3])):
-        path = write(tmp_path / "rows.parquet", column, rows, None if rows is ROWS else pa.int64())
-        with pytest.raises(SpecError, match=r"id: int64, .*; one must be text: string"):
-            prepare_tokens(str(path), "gpt2-mini", tmp_path)
+    path = write(tmp_path / "rows.parquet", rows=[1, 2, 3], kind=pa.int64())
+    with pytest.raises(SpecError, match=r"its columns are id: int64, text: int64; one must be text: string"):
+        prepare_tokens(str(path), "gpt2-mini", tmp_path)
+    parquet.write_table(pa.table({"title": ["a"], "content": ["b"]}), path)
+    with pytest.raises(SpecError, match=r"title: string, content: string; one must be text: string, or the only"):
+        prepare_tokens(str(path), "gpt2-mini", tmp_path)
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(write(tmp_path / "rows.parquet").read_bytes()[:300])
     with pytest.raises(SpecError, match=r"not a complete \.parquet file"):
@@ -62,9 +66,9 @@ def test_what_is_no_text(tmp_path: Path) -> None:
 
 def test_bundled_texts_come_with_the_package_and_others_are_listed(tmp_path: Path) -> None:
     for name in texts.BUNDLED:
-        assert sources.text_file(name, tmp_path).is_file()
+        assert [path.is_file() for path in sources.text_files(name, tmp_path)] == [True]
     with pytest.raises(SpecError, match="'bundled' or 'moby-dick'"):
-        sources.text_file("moby", tmp_path)
+        sources.text_files("moby", tmp_path)
 
 
 def test_names_of_the_hub() -> None:
