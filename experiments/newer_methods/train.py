@@ -80,13 +80,13 @@ ARMS = (
     Arm("stages, rvq", "rvq(12)", (0.004, 0.008)),
     Arm("stages, PowerSGD", "powersgd(2)", (0.004, 0.008)),
     Arm("ARC-Top-K", "fp32", (0.008,), {"exchange": "all-reduce", "aligned": AlignedSpec(share=0.125, directions=1)}),
-    Arm("top-k", "ef(topk(0.111))", (0.008,), {"exchange": "all-gather"}),
+    Arm("top-k", "ef(topk(0.0777, tensor))", (0.008, 0.016, 0.032), {"exchange": "all-gather"}),
     Arm("all-reduce", "fp32", (0.008,), {"exchange": "all-reduce"}),
     Arm("DiLoCo, 30 steps", "fp32", (0.004, 0.008), _local(30)),
     Arm("TSR-Adam", "fp32", (0.016, 0.032, 0.064, 0.128), {"exchange": "all-reduce", "low_rank": BASES}),
-    Arm("PowerSGD", "ef(powersgd(1))", (0.004, 0.008, 0.016), {"exchange": "all-gather"}, apart=True),
-    Arm("top-k, 4 %", "ef(topk(0.041))", (0.004, 0.008, 0.016), {"exchange": "all-gather"}),
-    Arm("TSR-Adam, 20 local", "fp32", (0.016, 0.032, 0.064, 0.128), {**_local(20), "low_rank": WIDER}),
+    Arm("PowerSGD", "ef(powersgd(1))", (0.002, 0.004, 0.008, 0.016), {"exchange": "all-gather"}, apart=True),
+    Arm("top-k, 3.5 %", "ef(topk(0.0347, tensor))", (0.008, 0.016, 0.032, 0.064), {"exchange": "all-gather"}),
+    Arm("TSR-Adam, 20 local", "fp32", (0.008, 0.016, 0.032, 0.064, 0.128), {**_local(20), "low_rank": WIDER}),
 )
 
 
