@@ -140,19 +140,19 @@ def methods(folder: Path) -> Iterator[dict[str, Any]]:
 def answer(folder: Path) -> str:
     """Return the answer in three lines."""
     said = []
-    for what, ours, base in (
-        ("Muon inside and 2 bits", "MuLoCo, 2 bits", "DiLoCo"),
-        ("pairs", "NoLoCo", "DiLoCo"),
-        ("vector quantisation between stages", "stages, rvq", "stages, bf16"),
-        ("common rows", "ARC-Top-K", "top-k"),
-        ("AdamW in two small bases", "TSR-Adam", "all-reduce"),
+    for ours, base in (
+        ("MuLoCo, 2 bits", "DiLoCo"),
+        ("NoLoCo", "DiLoCo"),
+        ("stages, rvq", "stages, bf16"),
+        ("ARC-Top-K", "top-k"),
+        ("TSR-Adam", "all-reduce"),
     ):
         if (facts := loss(folder, ours, base)) is not None:
-            than = base.removeprefix(STAGES)
-            words = experiments.with_ends(facts["judgement"])
-            said.append(f"{what}: {words} nats against {than}, {facts['fewer']}")
+            name, than = ours.removeprefix(STAGES), base.removeprefix(STAGES)
+            said.append(f"{name} {experiments.with_ends(facts['judgement'])} against {than}, {facts['fewer']}")
     return experiments.prose(
-        f"**Answer.** At {PARAMETERS:,} parameters and {int(results(folder).batches.max())} batches, {'; '.join(said)}."
+        f"**Answer.** At {PARAMETERS:,} parameters and {int(results(folder).batches.max())} batches, in nats: "
+        f"{'; '.join(said)}."
     )
 
 

@@ -43,6 +43,9 @@ def autocast(device: str, *, bf16: bool) -> Iterator[None]:
 
     Losses of CPUs without AVX-512 differ from others' in the last digits, as they do between any two kinds.
     """
-    slow = bf16 and device == "cpu" and torch.backends.cpu.get_cpu_capability() == _SLOW
-    with torch.autocast(device, torch.bfloat16, enabled=bf16), RoundedProducts() if slow else contextlib.nullcontext():
+    if not bf16:
+        yield
+        return
+    slow = device == "cpu" and torch.backends.cpu.get_cpu_capability() == _SLOW
+    with torch.autocast(device, torch.bfloat16), RoundedProducts() if slow else contextlib.nullcontext():
         yield

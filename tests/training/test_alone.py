@@ -308,10 +308,10 @@ def test_both_floors_are_recorded_and_computed_after_the_peak_memory_was_read(
 
         return noting
 
-    for name in ("_peak_memory_bytes", "floors_of"):
+    for name in ("peak_memory", "floors_of"):
         monkeypatch.setattr(alone, name, noted(name))
     record = train_alone(job, lambda message: None)
-    assert order == ["_peak_memory_bytes", "floors_of"]
+    assert order == ["peak_memory", "floors_of"]
     tokens, spec = np.load(job.tokens), job.recipe.workload
     assert isinstance(spec, TextSpec)
     floors = Floors(unigram_floor(tokens, spec, TOKENS), bigram_floor(tokens, spec, TOKENS))
