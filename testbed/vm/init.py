@@ -27,6 +27,8 @@ from testbed.vm.guest_plan import receive
 
 _SYS_PIVOT_ROOT = 155  # x86-64
 _MS_RDONLY, _MS_MOVE, _MS_BIND = 1, 8192, 4096
+_MS_NOATIME = 1024
+"""Otherwise the first reading of a file also reads the clock, which costs a program nanoseconds in its first boot."""
 _MNT_DETACH = 2
 _RB_POWER_OFF = 0x4321FEDC
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -86,7 +88,8 @@ def _make_files(plan: dict[str, Any]) -> None:
         _mount(kind, root / "dev" / folder, kind)
     for shared in plan["shares"]:
         Path(f"{root}{shared}").mkdir(parents=True, exist_ok=True)
-        _mount("hostfs", f"{root}{shared}", "hostfs", _MS_RDONLY * (shared in plan["read_only"]), data=shared)
+        flags = _MS_NOATIME | _MS_RDONLY * (shared in plan["read_only"])
+        _mount("hostfs", f"{root}{shared}", "hostfs", flags, data=shared)
     os.chdir(root)
     _check(_libc.syscall(_SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount of the old root")
