@@ -28,7 +28,7 @@ import torch
 
 from testbed import devices
 from testbed.devices.codec_cost import device_codec_ns, rates_of
-from testbed.devices.stopwatch import Stopwatch
+from testbed.devices.stopwatch import DeviceStopwatch
 from testbed.errors import SpecError
 from testbed.records import TrainingRecord
 from testbed.results import Run, finished_runs, last_sweep
@@ -170,7 +170,7 @@ class Checks:
         rates = rates_of(devices.load_device("h200"))
         for text in CODECS:
             for way in ("forward", "backward"):
-                timed = [Stopwatch(on).codec(text, way, shape, seconds) for on in (self.device, "cpu")]
+                timed = [DeviceStopwatch(on).codec(text, way, shape, seconds) for on in (self.device, "cpu")]
                 took = [f"{each[what] / 1e3:.1f}" for each in timed for what in ("encode_ns", "decode_ns")]
                 try:
                     rule = [f"{each / 1e3:.3g}" for each in device_codec_ns(text, way, shape, rates)]

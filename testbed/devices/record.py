@@ -29,7 +29,7 @@ from testbed.workloads import models
 _SOURCE = "measured by: python -m testbed record"
 
 
-class CodecTimes(Frozen):
+class RecordedCodec(Frozen):
     """Times of one codec for one message of a model, and by the rule of `codec_cost`, encode and decode."""
 
     codec: str
@@ -55,7 +55,7 @@ class MachineRecording(NamedTuple):
     """The name of the processor or GPU."""
     memory_bytes: int | None
     """A GPU's memory; None for a processor."""
-    codecs: tuple[CodecTimes, ...] = ()
+    codecs: tuple[RecordedCodec, ...] = ()
 
 
 def record_model(
@@ -85,7 +85,7 @@ def record_model(
     )
     software = f"torch {answer['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}"
     recorded = RecordedTimes.model_validate({**shape, "software": software, **answer["parts"]})
-    times = tuple(map(CodecTimes.model_validate, answer["codecs"]))
+    times = tuple(map(RecordedCodec.model_validate, answer["codecs"]))
     return MachineRecording(recorded, answer["machine"] or cpu_model(), answer["memory_bytes"], times)
 
 

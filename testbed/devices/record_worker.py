@@ -5,14 +5,14 @@ It is a separate program, so that torch starts with one thread and is unloaded a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from testbed.devices.stopwatch import Stopwatch
+from testbed.devices.stopwatch import DeviceStopwatch
 from testbed.errors import CapabilityError
 from testbed.process import Parent
 from testbed.spec import TextSpec
@@ -27,7 +27,7 @@ _PARTS = ("embedding", "layer", "head")
 """Field names of `device.RecordedTimes`."""
 
 
-def _passes(watch: Stopwatch, forward: Callable[[], Tensor]) -> dict[str, int]:
+def _passes(watch: DeviceStopwatch, forward: Callable[[], Tensor]) -> dict[str, int]:
     """Time forward and backward of one part; `forward` returns the tensor to differentiate."""
 
     def once() -> dict[str, int]:
@@ -38,7 +38,7 @@ def _passes(watch: Stopwatch, forward: Callable[[], Tensor]) -> dict[str, int]:
     return watch.medians(once, _PART_S)
 
 
-def _updates(watch: Stopwatch, parameters: list[nn.Parameter]) -> dict[str, int]:
+def _updates(watch: DeviceStopwatch, parameters: list[nn.Parameter]) -> dict[str, int]:
     """Time one step of torch's default AdamW on that device, with clipping."""
     adamw = torch.optim.AdamW(parameters)
 
@@ -64,7 +64,7 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
             f"torch {torch.__version__} finds no CUDA device; use --device cpu, or install torch with CUDA"
         )
     torch.set_num_threads(1)
-    watch = Stopwatch(device)
+    watch = DeviceStopwatch(device)
     size = models.model_size(asked["model"])
     shape = (sequences, length, size.width)
     codecs = [watch.codec(text, way, shape, _PART_S) for text in asked["codecs"] for way in ("forward", "backward")]
@@ -83,8 +83,7 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
         ids = torch.randint(size.vocabulary, (sequences, length), generator=generator)
         hidden = torch.randn((sequences, length, size.width), generator=generator, requires_grad=True)
 
-        def precisely() -> AbstractContextManager[None]:
-            return autocast(torch.device(device).type, bf16=spec.precision == "bf16")
+        precisely = functools.partial(autocast, device, bf16=spec.precision == "bf16")
 
         def embed() -> Tensor:
             with precisely():

@@ -20,7 +20,7 @@ _FEWEST, _MOST = 8, 200
 """Minimum and maximum repetitions, with those."""
 
 
-class Stopwatch:
+class DeviceStopwatch:
     """A clock for the work of one device: CUDA events on its stream, or `perf_counter` on the CPU."""
 
     def __init__(self, device: str) -> None:

@@ -151,25 +151,25 @@ def family_modules() -> list[str]:
     return [row.stage.partition(":")[0] for row in FAMILIES.values()]
 
 
-_BUNDLED_TOKENS = 4096
+_TOKENS = 4096
 """Of the bundled tokenizer, which all of these sizes use."""
 
 SIZES: dict[str, ModelSize] = {
     # Randomly initialised, for the bundled tokenizer.
-    "gpt2-nano": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=4096),
-    "gpt2-micro": _size("gpt2", layers=4, width=128, heads=4, context=128, vocabulary=4096),
-    "gpt2-mini": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096),
+    "gpt2-nano": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=_TOKENS),
+    "gpt2-micro": _size("gpt2", layers=4, width=128, heads=4, context=128, vocabulary=_TOKENS),
+    "gpt2-mini": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=_TOKENS),
     # As many parameters as gpt2-mini in 4 stages whose layers' outputs (except the last) and table rows are 40
     # coordinates.
-    "gpt2-mini-wide": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
-    "gpt2-midi": _size("gpt2", layers=8, width=256, heads=8, context=512, vocabulary=4096),
+    "gpt2-mini-wide": _size("gpt2", layers=4, width=256, heads=4, context=256, vocabulary=_TOKENS, inner=2288),
+    "gpt2-midi": _size("gpt2", layers=8, width=256, heads=8, context=512, vocabulary=_TOKENS),
     # For programs that write characters as tokens, as experiments/subspace_growth does; large and wide are for a GPU.
     "gpt2-characters": _size("gpt2", layers=3, width=64, heads=2, context=128, vocabulary=64),
     "gpt2-characters-large": _size("gpt2", layers=6, width=512, heads=8, context=128, vocabulary=64),
     "gpt2-characters-shallow": _size("gpt2", layers=2, width=128, heads=4, context=128, vocabulary=64),
     "gpt2-characters-wide": _size("gpt2", layers=2, width=768, heads=12, context=128, vocabulary=64),
-    "llama-nano": _size("llama", layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
-    "llama-mini": _size("llama", layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),
+    "llama-nano": _size("llama", layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=_TOKENS),
+    "llama-mini": _size("llama", layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=_TOKENS),
     # The shapes of the published small model with random weights: the bundled tokenizer leaves most rows of its
     # embedding unused. The published weights are 'openai-community/gpt2', if cached.
     "gpt2": _size("gpt2", layers=12, width=768, heads=12, context=1024, vocabulary=50257),
@@ -277,10 +277,10 @@ def check_workload(spec: Workload, stages: int, layers: Sequence[int] | None = N
         return
     size = workload_size(spec)
     split_layers(size.layers, stages, layers)
-    if spec.model in SIZES and size.vocabulary < _BUNDLED_TOKENS:
+    if spec.model in SIZES and size.vocabulary < _TOKENS:
         raise SpecError(
             f"model {spec.model} has a vocabulary of {size.vocabulary} characters, and texts are converted into the "
-            f"{_BUNDLED_TOKENS:,} tokens of the bundled tokenizer; use a size such as gpt2-micro"
+            f"{_TOKENS:,} tokens of the bundled tokenizer; use a size such as gpt2-micro"
         )
     if spec.sequence_length > size.context:
         raise SpecError(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from testbed import cli, devices
 from testbed.devices import ComputeDevice, record
-from testbed.devices.stopwatch import Stopwatch
+from testbed.devices.stopwatch import DeviceStopwatch
 from testbed.errors import SpecError
 from testbed.spec import Cell, Paced
 from tests.devices.example_recording import recorded
@@ -146,22 +146,22 @@ def test_a_device_is_timed_by_its_events_and_the_cpu_by_its_clock(monkeypatch: p
         events.calls.append("work")
         return 7
 
-    assert Stopwatch("cuda").time(work) == (2_000_000, 7)
+    assert DeviceStopwatch("cuda").time(work) == (2_000_000, 7)
     assert events.calls == ["wait for the device", "record", "work", "record", "wait for the event"]
     ticks = iter([100, 350])
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
-    assert Stopwatch("cpu").time(lambda: 7) == (250, 7)
+    assert DeviceStopwatch("cpu").time(lambda: 7) == (250, 7)
     assert len(events.calls) == 5
 
 
 def test_first_repetitions_do_not_count() -> None:
     taken = iter([900, 900, 900, 1, 2, 3, 4, 5])
-    assert Stopwatch("cpu").medians(lambda: {"ns": next(taken)}, seconds=-1) == {"ns": 3}
+    assert DeviceStopwatch("cpu").medians(lambda: {"ns": next(taken)}, seconds=-1) == {"ns": 3}
 
 
 @pytest.mark.parametrize("text", ["delta-int8", "zstd(int8)"])
 def test_a_codec_is_timed_as_in_training(text: str) -> None:
-    found = Stopwatch("cpu").codec(text, "forward", (2, 4, 8), 0.0)
+    found = DeviceStopwatch("cpu").codec(text, "forward", (2, 4, 8), 0.0)
     assert {name: found[name] for name in ("codec", "direction")} == {"codec": text, "direction": "forward"}
     assert found["copied"] == (text == "zstd(int8)")
     assert min(found["encode_ns"], found["decode_ns"]) > 0
@@ -170,9 +170,9 @@ def test_a_codec_is_timed_as_in_training(text: str) -> None:
 def test_the_rule_of_a_codec_is_that_of_the_recorded_message() -> None:
     times = {"direction": "forward", "copied": False, "encode_ns": 1, "decode_ns": 1}
     rates = devices.rates_of(devices.load_device("h200"))
-    found = record.CodecTimes(codec="int8", **times).by_rule(recorded(), rates)
+    found = record.RecordedCodec(codec="int8", **times).by_rule(recorded(), rates)
     assert found == devices.device_codec_ns("int8", "forward", (4, 64, 256), rates)
-    assert record.CodecTimes(codec="zstd(int8)", **times).by_rule(recorded(), rates) == ()
+    assert record.RecordedCodec(codec="zstd(int8)", **times).by_rule(recorded(), rates) == ()
 
 
 @pytest.mark.slow

@@ -182,18 +182,24 @@ def test_who_is_lost_is_raised_at_the_action_that_needs_it() -> None:
     assert ran.returned[1] == (0, 2)
 
 
+def _sends_after(ms: int) -> Callable[[], Program]:
+    def program() -> Program:
+        yield Begin("L", 0)
+        yield Work(str(ms), Key("step", 0))
+        yield Send((yield Encode(Key("data", ms), 0)), 0)
+        yield Meet()  # who leaves is lost
+
+    return program
+
+
+def _stated(place: int) -> Takes:
+    """Each piece of work takes the milliseconds that name it."""
+    return lambda action: int(action.what) * MS if isinstance(action, Work) else 0
+
+
 @pytest.mark.virtual_clock
 def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
     """Of four, two are waited for; the collector is busy until three have come."""
-
-    def at(ms: int) -> Callable[[], Program]:
-        def program() -> Program:
-            yield Begin("L", 0)
-            yield Work(str(ms), Key("step", 0))
-            yield Send((yield Encode(Key("data", 0), 0)), 0)
-            yield Meet()  # who leaves is lost
-
-        return program
 
     def collector() -> Program:
         yield Begin("A", 0)
@@ -205,10 +211,7 @@ def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
         yield Meet()
         return [message.source for message in first], [message.source for message in second]
 
-    def takes(place: int) -> Takes:
-        return lambda action: int(action.what) * MS if isinstance(action, Work) else 0
-
-    ran, (recorded, *_) = run(collector, at(90), at(10), at(130), at(20), takes=takes)
+    ran, (recorded, *_) = run(collector, *map(_sends_after, (90, 10, 130, 20)), takes=_stated)
     assert ran.errors == [None] * 5
     assert ran.returned[0] == ([2, 4, 1], [3])
     begin = recorded.of(Begin)[0][-1]
@@ -217,15 +220,6 @@ def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
 
 @pytest.mark.virtual_clock
 def test_a_grace_counts_from_the_arrival_that_fills_the_quorum_or_ends_with_the_last_one() -> None:
-    def at(ms: int) -> Callable[[], Program]:
-        def program() -> Program:
-            yield Begin("L", 0)
-            yield Work(str(ms), Key("step", 0))
-            yield Send((yield Encode(Key("data", ms), 0)), 0)
-            yield Meet()
-
-        return program
-
     def collector() -> Program:
         yield Begin("A", 0)
         first = yield Collect((1, 2, 3), at_least=2, grace_ns=50 * MS)
@@ -234,10 +228,7 @@ def test_a_grace_counts_from_the_arrival_that_fills_the_quorum_or_ends_with_the_
         yield Meet()
         return first, second
 
-    def takes(place: int) -> Takes:
-        return lambda action: int(action.what) * MS if isinstance(action, Work) else 0
-
-    ran, (recorded, *_) = run(collector, at(30), at(10), at(90), takes=takes)
+    ran, (recorded, *_) = run(collector, *map(_sends_after, (30, 10, 90)), takes=_stated)
     assert ran.errors == [None] * 4
     first, second = ran.returned[0]
     assert [[message.source for message in each] for each in (first, second)] == [[2, 1], [3]]
