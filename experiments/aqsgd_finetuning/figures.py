@@ -261,7 +261,7 @@ def loss_figure(folder: Path) -> Any:
             plots.curve(left, rows, "pass", "behind", colour, method, marker=MARKERS[method], ms=4.5)
     left.axhline(0, color=grey, lw=1.2)
     left.set_xticks(sorted(passes["pass"].unique()))
-    title = f"Training at 2 bits, all at the rate {rate:g}"
+    title = f"Training loss at 2 bits, all at a rate of {rate:g}"
     left.set(xlabel="pass over the same sequences", ylabel="nats above fp32", title=title)
     for shift, method in zip((-0.07, 0.0, 0.07), TEXTS, strict=True):
         for rows, hollow in ((same, True), (frame, False)):
@@ -270,10 +270,10 @@ def loss_figure(folder: Path) -> Any:
             plots.estimates(right, points, *look, hollow=hollow, width=0.8 if hollow else 1.6)
     right.axhline(0, color=grey, lw=1.2)
     plots.level(right, BOUND, f"{BOUND}: counts as worse")
-    floors.draw_floors(right, HERE, _fp32(frame))
+    floors.draw_floors(right, HERE, _fp32(frame), corner=(1, 1))
     right.set_xticks(list(WIDTHS), [f"{bits} and {back}" for bits, back in WIDTHS.items()])
-    title = f"Validation, best rates (hollow: {rate:g})"
-    right.set(xlabel="bits forward and backward", ylabel="nats above fp32", xlim=(1.6, 4.4), title=title)
+    right.set(xlabel=f"bits forward and backward (hollow: at a rate of {rate:g})", ylabel="nats above fp32")
+    right.set(xlim=(1.6, 4.4), title="Validation loss, best learning rates")
     plots.finish(figure, _finding(frame), left)
     return figure
 
@@ -302,9 +302,10 @@ def _finding(frame: Any) -> str:
     same, best = _two_bits(at_one_rate(frame)), _two_bits(frame)
     if not {AQSGD, DIRECT} <= same.keys() & best.keys():
         return "Losses of AQ-SGD and DirectQ against fp32"
+    at_best = experiments.ends_words(best[DIRECT], "{:.3f}")
     return (
-        f"2 bits, nats above fp32: AQ-SGD {best[AQSGD].value:.3f}; DirectQ {same[DIRECT].value:.3f} at the same rate, "
-        f"{best[DIRECT].value:.3f} at its best"
+        f"2 bits, validation above fp32: AQ-SGD {best[AQSGD].value:.3f}; DirectQ {same[DIRECT].value:.3f}, at its own "
+        f"rate {at_best}"
     )
 
 

@@ -133,7 +133,7 @@ def answer(folder: Path) -> str:
         f"In {seen['value']} of {seen['tables']} published tables, bytes, rate, schedule and one fitted compute time "
         f"predict the median left-out row to within {NEARBY:.0%}. By the same arithmetic, the codec gains {WORTH}x or "
         f"more over a baseline with 16-bit wires and overlap in {gain['value']} of {gain['tables']} headlines, and "
-        f"nothing in the others, which report up to {most:.1f}x: fp32 wires, sends that wait, or unexplained."
+        f"nothing or less in the others, which report up to {most:.1f}x: fp32 wires, sends that wait, or unexplained."
     ).replace("%", " %")
 
 

@@ -25,6 +25,7 @@ from testbed.report.numbers import percent
 
 GOODPUT = "goodput.csv"
 DISK = "on its disk"
+LABELS = {DISK: "from its own disk"}
 CODEC = "bf16"
 RULES = {"young": failures.young_s, "daly": failures.daly_s}
 TIMER, PLAIN = "cubic, timer up to 5 s", "cubic"
@@ -344,7 +345,8 @@ def draw_goodput(folder: Path) -> Any:
             most = failures.whole_steps(4 * failures.young_s(costs.checkpoint_s, mtbf_s), costs.step_s)
             steps = sorted({round(each) for each in np.geomspace(1, most, 60)})
             shares = [failures.goodput(costs, each, mtbf_s) for each in steps]
-            axes.plot([each * costs.step_s for each in steps], shares, color=look.colour, ls=look.dash, label=state)
+            every_s, name = [each * costs.step_s for each in steps], LABELS.get(state, state)
+            axes.plot(every_s, shares, color=look.colour, ls=look.dash, label=name)
             for rule, marker in (("young", "o"), ("daly", "D")):
                 every = failures.whole_steps(RULES[rule](costs.checkpoint_s, mtbf_s), costs.step_s)
                 share = failures.goodput(costs, every, mtbf_s)
@@ -353,12 +355,12 @@ def draw_goodput(folder: Path) -> Any:
         axes.set(xscale="log", title=f"a failure every {mtbf}", xlabel="time between checkpoints in s")
     panels[0].set(ylabel="share of useful time", ylim=(0, 1.03))
     marks = [
-        Line2D([], [], color=style.INK, marker="o", ls="none", ms=5, label="Young"),
-        Line2D([], [], color=style.INK, marker="D", ls="none", ms=5, mfc=style.PAPER, label="Daly"),
+        Line2D([], [], color=style.INK, marker="o", ls="none", ms=5, label="Young's interval"),
+        Line2D([], [], color=style.INK, marker="D", ls="none", ms=5, mfc=style.PAPER, label="Daly's interval"),
     ]
     handles = [*panels[0].get_legend_handles_labels()[0], *marks]
     facts = next(each for each in state_gains(folder, "int8") if (each["link"], each["mtbf"]) == ("cable", "1 h"))
-    finding = f"A failure per hour behind cable: states as int8 give {facts['value']:.2f} times the useful time"
+    finding = f"Computed: a failure per hour behind cable, int8 states give {facts['value']:.2f} times the useful time"
     plots.finish(figure, finding, legend=handles, columns=len(handles))
     return figure
 

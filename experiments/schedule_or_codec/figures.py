@@ -66,6 +66,11 @@ def answer(folder: Path) -> str:
     ).format(**gains(folder), off=percent(predicted.departure(cells(folder)), "{:.2f}"))
 
 
+def _title(gains: list[float]) -> str:
+    several = " to ".join(f"{each:.1f}" for each in (min(gains), max(gains)))
+    return f"16 in flight make bf16 {several} times as fast; all 32 pay only for small messages"
+
+
 def draw(folder: Path) -> Any:
     """Draw the speed-up over bf16 in classic 1F1B against the delay, a panel for each number in flight."""
     delays = ["1ms", "10ms", "50ms", "100ms", "200ms"]
@@ -78,14 +83,16 @@ def draw(folder: Path) -> Any:
             speed = [times[delay][8]["bf16"] / times[delay][depth][sent] for delay in delays]
             axes.plot(range(len(delays)), speed, "o-", color=colours[sent], ms=3.5)
             if depth == 8:
-                note(axes, CODECS[sent], (0, speed[0]), (2, 5), color=colours[sent], size=8.5)
+                name = CODECS[sent] + " (hundredfold)" * (sent == "21")
+                note(axes, name, (0, speed[0]), (2, 5), color=colours[sent], size=8.5)
         axes.set_yscale("log")
         plots.ticks(axes.yaxis, [1, 2, 5, 10, 20, 50, 100], "{:g}x".format)
         axes.set_xticks(range(len(delays)), [d[:-2] for d in delays])
         axes.set_title(f"{depth} in flight{WORDS.get(depth, '')}")
-        axes.set_xlabel("one-way delay, ms")
+        axes.set_xlabel("one-way delay, ms (not to scale)")
     row[0].set_ylabel("speed-up over bf16, 8 in flight")
-    plots.finish(figure, "Fewer bytes need more micro-batches in flight as the delay grows")
+    note(axes, "eight stages, 200 Mbit/s", (1, 1), (-4, -4), xycoords="axes fraction", ha="right", va="top", size=8)
+    plots.finish(figure, _title([each[8]["bf16"] / each[16]["bf16"] for each in times.values()]))
     return figure
 
 

@@ -138,7 +138,8 @@ def grows(folder: Path) -> Iterator[Facts]:
         early, late = (experiments.mean_of(costs(folder, codec, share)) for share in (EARLY, 1))
         why = f"{early:+.3f} nats after an eighth of the characters, {late:+.3f} at the end"
         shown = experiments.open_words(why, found, pair_s(), SAME_LOSS * mean)
-        yield {"judgement": found, "name": words(codec), "shown": shown, "loss": mean}
+        more = {"name": words(codec), "scale": scale(folder), "loss": mean}
+        yield {"judgement": found, "shown": shown, **more}
 
 
 # ---------------------------------------------------------------------- the README

@@ -43,7 +43,7 @@ _REFERENCE: Any = {"color": INK, "ls": (0, (2, 2)), "lw": 1.2}
 _SLIVER = 0.02
 """Share of the axis below which encoding and decoding are too thin to see, and are written as text."""
 _LONGEST_NAME = 20
-_ROOM_FOR_NUMBERS = 1.5
+_ROOM_FOR_NUMBERS = 1.55
 """Length of an axis relative to its longest bar."""
 
 

@@ -24,9 +24,9 @@ Verdict = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Grade = Literal["A", "B", "C", "D"]
 GRADES: dict[Grade, str] = {
-    "A": "measured at the scale that the claim is about",
-    "B": "an order, measured at the stated part of that scale",
-    "C": "arithmetic with bytes and schedules, without training",
+    "A": "measured, at the full scale that the claim is about",
+    "B": "measured with a smaller model, at the stated part of that scale: which is better, not by how much",
+    "C": "computed from bytes and schedules, without training",
     "D": "fitted to the table that it explains",
 }
 FILE = "claims.csv"
@@ -197,21 +197,25 @@ _PAGE = """# Claims
 
 <!-- Generated from headlines.toml and experiments/*/claims.csv by `python -m testbed docs` -->
 
-What one would decide differently after reading: one line per claim. [findings.md](findings.md) tells the same as a
+The findings that a practitioner or a reviewer may act on, a line each. [findings.md](findings.md) tells them as a
 story.
 
-{headlines}
-The grade says how strong the evidence is:
+The grade says what the evidence is, not how good:
 
 {grades}
 
-A verdict judges the published claim, or the one that the experiment's README states; what fails is quoted, and the
-finding is its opposite. No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). A claim *holds*
-or *fails* if the whole 95 % interval (97.5 or 98.3 % if two or three looks share the error) is on one side of its
-bound; otherwise it is *not resolved*. A claim of a paper holds or fails only with grade A or B, in its own measure and
-at a stated part of its scale; with C or D *arithmetic* reproduces its number, to 5 %, or does not; otherwise the claim
-is *not comparable*.
-"exact" means a deterministic result of the virtual clock; "second-hand": quoted by others, but not read itself.
+A claim, published or our own, *holds* or *fails* if the whole interval is on one side of its bound; otherwise it is
+*not resolved*. What fails is quoted, and the finding is its opposite. With grade C or D, *arithmetic* reproduces a
+published number to 5 %, or does not: then the paper or our assumptions are incomplete, and arithmetic cannot say which.
+"exact": a deterministic result of the virtual clock.
+
+{headlines}
+## Rules
+
+No verdict is set by hand ([claim_rows.py](../testbed/report/claim_rows.py)). Intervals are of 95 %, or of 97.5 or
+98.3 % if two or three looks at growing data share the error. A claim of a paper holds or fails only with grade A or B,
+in its own measure and at a stated part of its scale; otherwise it is *not comparable*. "Second-hand" sources are quoted
+by others, but were not read themselves.
 
 ## All {count} claims of {experiments} experiments
 
@@ -223,7 +227,8 @@ By grade and verdict. Each README lists its experiment's claims with sources and
 
 def _judged(claim: Claim) -> str:
     """Return the verdict, with the claim if it fails: the finding beside it then says the opposite."""
-    return f"**{claim.verdict}**" + f": {claim.claim}" * (claim.verdict == "fails")
+    whose = "our hypothesis: " * claim.source.startswith("ours")
+    return f"**{claim.verdict}**" + f": {whose}{claim.claim}" * (claim.verdict == "fails")
 
 
 def ours(claim: Claim) -> str:

@@ -40,7 +40,7 @@ def step_finding(group: Group) -> str:
     if len({codec for _, codec in best.values()}) == 1:
         (most, (ratio, codec)), *others = ordered
         parts = [f"{each:.2f} over {_short(network)}" for network, (each, _) in others]
-        said = ", ".join([f"{codec} makes a step {ratio:.2f} times as fast over {_short(most)}", *parts])
+        said = ", ".join([f"{codec}: {ratio:.2f} times as fast as {BASELINE} over {_short(most)}", *parts])
     else:
         said = f"Fastest against {BASELINE}: {', '.join(parts)}"
     rest = [_short(network) for network in asked if network not in best]

@@ -153,7 +153,7 @@ def test_a_legend_explains_lines_and_titles_say_what_was_found(tmp_path: Path) -
     times, steps = loss_against_time(group, ""), step_time(group, "")
     assert {"validation loss", "each step", "training loss, mean of 3 steps"} <= set(legend_of(times))
     fp32, int8 = (group.cells["home", codec].measured.step_s or 0.0 for codec in ("fp32", "int8"))
-    assert steps.title == f"int8 makes a step {fp32 / int8:.2f} times as fast over home"
+    assert steps.title == f"int8: {fp32 / int8:.2f} times as fast as fp32 over home"
     assert times.title.startswith("Over home 40 steps take")
     (axes,) = steps.figure.axes
     said = [text.get_text() for text in axes.texts]
