@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from test_trainings import Texts, a_recipe
 
 import testbed
-from testbed.errors import TestbedError, UserError
+from testbed.errors import StageError, TestbedError, UserError
 from testbed.records import Calibration, Duration
 from testbed.spec import Exchange, OptimiserSpec, Recipe, TextSpec
 from testbed.sweep.calibrations import calibrate, hash_of_sources
+from testbed.sweep.environment import describe_machine, hold_machine
+from testbed.sweep.executor import Task, TaskResult
 from testbed.sweep.live_session import Tokens
 from testbed.training.timing import duration, is_steady, timed
 from tests import small_replicas
@@ -173,6 +176,24 @@ def test_workers_and_their_messages_are_measured_once_shared_and_kept(tmp_path: 
     assert calibrate([alike], prepare=never).replicas == {alike.id: one}
     more = calibrate([replicas("int4", outer=OUTER)], prepare=texts, budget_s=0.1).replicas
     assert next(iter(more.values())).workers == one.workers, "their maths was known"
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_cluster_measures_on_a_machine_that_the_command_does_not_hold(tmp_path: Path) -> None:
+    """Often it is a node of the cluster itself, and what measures there waits for its lock."""
+
+    class ThisMachine:
+        cores = 1
+
+        def machine(self, before: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+            return describe_machine()
+
+        def execute(self, tasks: Sequence[Task], **options: Any) -> Generator[TaskResult]:
+            with hold_machine():
+                yield from (TaskResult(task, StageError("it has begun"), "") for task in tasks)
+
+    with pytest.raises(StageError, match="it has begun"):
+        calibrate([a_recipe()], prepare=Texts(tmp_path), note=lambda message: None, cluster=ThisMachine())
 
 
 def test_a_calibration_that_is_given_must_have_all(tmp_path: Path) -> None:
