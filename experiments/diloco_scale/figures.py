@@ -201,17 +201,20 @@ def _kept(before: int, here: int) -> str:
     return "holds" if before == here else "turned" if here else "not resolved"
 
 
-def answer(folder: Path) -> str:
-    """Return the answer in three lines."""
+def found(folder: Path) -> tuple[str, list[str]]:
+    """Return how many orders of the small model hold, in words, and the pairs whose order turned."""
     rows = orders(folder)
     known = rows[~rows.order.str.startswith("was open")]
     counts = {word: int((known.order == word).sum()) for word in ("holds", "turned", "not resolved")}
     turned = [f"{row.method} against {row.against}" for row in known[known.order == "turned"].itertuples()]
-    found = f"Of {len(known)} orders that {SMALL:,} parameters resolve, {counts['holds']} hold with {scale(folder)}, "
-    found += (
-        f"{counts['turned']} turn{f' ({listed(turned)})' if turned else ''}, {counts['not resolved']} are not resolved."
-    )
-    return f"**Answer.** {found}"
+    words = f"{counts['holds']} hold, {counts['turned']} turn, {counts['not resolved']} are not resolved"
+    return f"Of {len(known)} orders with {SMALL:,} parameters {words} with {scale(folder)}", turned
+
+
+def answer(folder: Path) -> str:
+    """Return the answer in three lines."""
+    words, turned = found(folder)
+    return f"**Answer.** {words}{f'; {listed(turned)} turned' if turned else ''}."
 
 
 # ---------------------------------------------------------------------- the figure
@@ -220,7 +223,7 @@ def draw(folder: Path) -> Figure:
     figure, ((left, right),) = plots.panels(1, 2, (9.6, 4.4))
     _against_bits(left, folder)
     _differences(right, folder)
-    plots.finish(figure)
+    plots.finish(figure, found(folder)[0])
     return figure
 
 

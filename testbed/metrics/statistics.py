@@ -249,9 +249,9 @@ def seeds_needed(error: float, pairs: int, distance: float, most: int = 10_000, 
     return counts[at] if at < len(counts) else None
 
 
-def of_ratios(values: Sequence[float], what: str) -> IntervalEstimate:
+def of_ratios(values: Sequence[float], what: str, looks: int = 1) -> IntervalEstimate:
     """Estimate the geometric mean of independent positive observations, such as durations of runs or ratios."""
-    logs = of_differences([math.log(value) for value in values], what)
+    logs = of_differences([math.log(value) for value in values], what, looks)
     interval = None if logs.interval is None else Interval(*(math.exp(end) for end in logs.interval))
     rule = logs.rule if logs.interval is None else f"geometric mean of {logs.rule} of the logarithms"
     return IntervalEstimate(math.exp(logs.value), interval, logs.n, rule)

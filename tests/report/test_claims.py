@@ -153,6 +153,8 @@ def test_the_page_has_the_headlines_and_counts_every_verdict(tmp_path: Path) -> 
     judged = f"**fails**: {claims.cell(ONE.claim)}"
     assert f"| {second} | 4.0x | 3.9x (3.8 to 4.0 (5 seeds)) | \N{EN DASH} | A | {judged} | [picture](" in page
     assert "## All 2 claims of 2 experiments" in page
+    claims.write_claims(folders[1] / "claims.csv", [ONE.model_copy(update={"verdict": "fails", "source": "ours"})])
+    assert "| **fails**: our hypothesis: " in claims.claims_page([head], folders, "../experiments")
     for name, verdict in (("first", "holds"), ("second", "fails")):
         assert f"| [{name}](../experiments/{name}/README.md) | 1 | 0 | 0 | 0 | 1 {verdict} |" in page
     with pytest.raises(SpecError, match="second has 0 claims that begin with 'no such'"):
