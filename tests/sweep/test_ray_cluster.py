@@ -148,6 +148,46 @@ def test_a_sweep_outlives_its_driver_and_a_node_and_gives_the_numbers_of_one_mac
     assert len(numbers(local.runs)) == 4 * 8
 
 
+TINY = """
+question = "Is a prediction on a cluster that of one machine?"
+[cell]
+model = { family = "gpt2", layers = 2, width = 64, heads = 2, key_heads = 2, inner = 99, context = 64, vocabulary = 96 }
+device = "t4"
+precision = "fp32"
+sequence_length = 32
+sequences = 1
+microbatches = 2
+stages = 2
+schedule = "1f1b"
+topology = "star"
+[grid.tiny]
+cell.steps = 6
+axes.codec = ["bf16", "int8"]
+axes.links = ["cable"]
+"""
+
+
+def test_reproduce_predicts_on_a_cluster_that_is_sent_the_checkout(cluster: Any, folder: Path) -> None:
+    home = folder / "experiments" / "tiny"
+    home.mkdir(parents=True)
+    (home / "cells.toml").write_text(TINY)
+    sent = {"working_dir": str(ROOT), "excludes": ["/.git", "/.venv", "/results", "/experiments", "/docs", "/tests"]}
+    on_ray = ("--executor", "ray", "--address", cluster.address, "--runtime-env", json.dumps(sent))
+
+    def ran(*words: str) -> str:
+        command = [sys.executable, "-P", "-m", "testbed", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    said = ran("reproduce", "tiny", "--results", "there", *on_ray)
+    assert "3 nodes with 3 cores" in said, "what is sent is used, and not another version there"
+    assert "2 cells to play" in said
+    ran("predict", "tiny", "--results", "here")
+    there, here = ((folder / name / "tiny" / "cells.csv").read_bytes() for name in ("there", "here"))
+    assert there == here
+
+
 def test_without_its_head_a_sweep_ends_and_says_so(cluster: Any, folder: Path) -> None:
     sweep = Sweep(folder, "headless", "--executor", "ray", "--address", cluster.address)
     sweep.wait_for(lambda: "cores" in sweep.said.read_text())
