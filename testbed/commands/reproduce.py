@@ -7,9 +7,12 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +70,10 @@ def reproduce(
     if show or not names:
         return _list([load_reproduction(name, results, quick=quick) for name in wanted], quick=quick)
     failed: dict[str, int] = {}
+    if quick and len(wanted) > 1:
+        flags = ["--quick", "--results", str(results), *["--again"] * again, *(["--device", device] if device else [])]
+        failed = _side_by_side(wanted, [*flags, *cluster])
+        wanted = []
     for name in wanted:
         experiment = load_reproduction(name, results, quick=quick)
         out.print(Rule(name, align="left"), width=min(out.width, _RULE))
@@ -79,6 +86,29 @@ def reproduce(
         say(f"testbed: failed: {lost}", on=err, style="red")
         raise typer.Exit(min(failed.values()))
     return None
+
+
+def _side_by_side(names: Sequence[str], flags: Sequence[str]) -> dict[str, int]:
+    """Reproduce short forms, whose times mean nothing, in processes of their own, as many at once as there are cores;
+    print what each says once it has ended, in order. Returns the exit statuses of those that failed.
+    """
+    command, failed = [sys.executable, "-P", "-m", "testbed", "reproduce", *flags], dict[str, int]()
+
+    def made(name: str) -> tuple[int, str]:
+        with tempfile.TemporaryFile("w+", encoding="utf8") as said:
+            status = _run([*command, name], stdout=said, stderr=subprocess.STDOUT)
+            said.seek(0)
+            return status, said.read()
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        try:
+            for name, (status, said) in zip(names, pool.map(made, names), strict=True):
+                say(said.rstrip())
+                failed |= {name: status} if status else {}
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
 
 
 # ------------------------------------------------------------------ steps
@@ -111,8 +141,9 @@ def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, agai
     return 0
 
 
-def _run(command: Sequence[str], **user: Any) -> int:
-    """Run a command to its end and return its exit status. Ctrl-C reaches the command too; this waits for its end.
+def _run(command: Sequence[str], **options: Any) -> int:
+    """Run a command to its end and return its exit status. `options` go to Popen. Ctrl-C reaches the command too; this
+    waits for its end.
 
     The command is terminated if this program is killed.
     """
@@ -120,7 +151,7 @@ def _run(command: Sequence[str], **user: Any) -> int:
     path = os.pathsep.join([str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # this same testbed
     environment = {**os.environ, "PYTHONPATH": path}
     dies = partial(process.die_with_parent, os.getpid(), signal.SIGTERM)
-    with subprocess.Popen(command, env=environment, preexec_fn=dies, **user) as running:
+    with subprocess.Popen(command, env=environment, preexec_fn=dies, **options) as running:
         while True:
             try:
                 status = running.wait()

@@ -114,6 +114,21 @@ def test_a_step_that_fails_ends_it_with_status_1_or_its_user_s_2(command: Comman
     assert "neither 'testbed' nor a .toml or .py" in command.finish("reproduce", "counting", status=2)
 
 
+def test_short_forms_run_side_by_side_and_are_told_in_order(command: Command, counting: Path) -> None:
+    for name in ("adding", "dividing"):
+        shutil.copytree(counting, counting.with_name(name))
+    command.finish("reproduce", "adding", "--quick")
+    said = command.finish("reproduce", "dividing", "counting", "adding", "--quick")
+    rules = [line.split()[0] for line in said.splitlines() if "\u2500" in line]
+    assert rules == ["adding", "counting", "dividing"]
+    assert said.count("this was the short form") == 3
+    assert said.count("count.py: done before") == 1, "what is finished is kept"
+    (command.folder / "results" / "quick" / "counting" / "drawn" / "counted.csv").write_text("13\n2\n", encoding="utf8")
+    said = command.finish("reproduce", "counting", "adding", "--quick", status=2)
+    assert "failed: a step of counting; the same command resumes there" in said
+    assert said.count("this was the short form") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.clock_kernel
 def test_a_sweep_is_a_step(command: Command) -> None:
