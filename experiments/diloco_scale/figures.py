@@ -40,12 +40,6 @@ COLOURS = {
     "1-bit Adam": "#e69f00",
 }
 SEEDS = 3
-COMMAND = "`python experiments/diloco_scale/train.py`"
-
-
-def measured(folder: Path) -> bool:
-    """Return whether the folder has trainings that count."""
-    return (folder / "runs.csv").is_file() and not results(folder).empty
 
 
 class Pair(NamedTuple):
@@ -53,19 +47,6 @@ class Pair(NamedTuple):
 
     ours: str
     base: str
-
-
-PAIRS = (
-    Pair("DiLoCo 8", BASELINE),
-    Pair("DiLoCo 32", BASELINE),
-    Pair("SparseLoCo 8", "DiLoCo 8"),
-    Pair("SparseLoCo 32", "DiLoCo 32"),
-    Pair("DiLoCo 32, 2 bits", "DiLoCo 32"),
-    Pair("DeMo", BASELINE),
-    Pair("PowerSGD", BASELINE),
-    Pair("1-bit Adam", BASELINE),
-)
-"""Orders of the small model."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -142,7 +123,7 @@ def scale(folder: Path) -> str:
 def order(folder: Path, ours: str, base: str, bound: float = 0.0) -> Facts | None:
     """Return the difference of two methods' last losses, beside that of the small model."""
     pair = Pair(ours, base)
-    found, before = difference(folder, pair, bound) if measured(folder) else None, small(pair)
+    found, before = difference(folder, pair, bound), small(pair)
     if found is None:
         return None
     mean = experiments.mean_of(losses(folder, base))
@@ -207,14 +188,23 @@ def found(folder: Path) -> tuple[str, list[str]]:
     known = rows[~rows.order.str.startswith("was open")]
     counts = {word: int((known.order == word).sum()) for word in ("holds", "turned", "not resolved")}
     turned = [f"{row.method} against {row.against}" for row in known[known.order == "turned"].itertuples()]
-    words = f"{counts['holds']} hold, {counts['turned']} turn, {counts['not resolved']} are not resolved"
-    return f"Of {len(known)} orders with {SMALL:,} parameters {words} with {scale(folder)}", turned
+    others = [
+        f"{counts[word]} {words}" for word, words in (("turned", "turn"), ("not resolved", "are open")) if counts[word]
+    ]
+    words = ", ".join(
+        [f"{counts['holds']} of {len(known)} orders of {SMALL:,} parameters hold with {scale(folder)}", *others]
+    )
+    return words, turned
 
 
 def answer(folder: Path) -> str:
     """Return the answer in three lines."""
     words, turned = found(folder)
-    return f"**Answer.** {words}{f'; {listed(turned)} turned' if turned else ''}."
+    two = difference(folder, Pair("DiLoCo 32, 2 bits", "DiLoCo 32"))
+    said = (
+        "" if two is None else f" Two bits with feedback end {experiments.with_ends(two)} nats above DiLoCo with fp32."
+    )
+    return experiments.prose(f"**Answer.** {words}{f'; {listed(turned)} turned' if turned else ''}.{said}")
 
 
 # ---------------------------------------------------------------------- the figure
@@ -234,14 +224,16 @@ def _against_bits(axes: Axes, folder: Path) -> None:
         mean, colour = experiments.mean_of(values), COLOURS[split(name)[0]]
         axes.plot([x] * len(values), list(values.values()), "o", ms=3.5, alpha=0.45, color=colour, mew=0)
         axes.plot([x], [mean], "D", ms=5.5, color=colour)
-        axes.annotate(name, (x, mean), (6, -3), textcoords="offset points", size=7.5, color=colour)
+        axes.annotate(
+            name, (x, mean), (6, 5 if "2 bits" in name else -3), textcoords="offset points", size=7.5, color=colour
+        )
         seen.append((x, mean))
     axes.set_xscale("log")
     places = [x for x, _ in seen]
     axes.set_xlim(min(places) / 1.6, max(places) * 6)
     axes.set(xlabel="bits that a worker sends, per batch and parameter", ylabel="validation loss, nats per character")
     floors.draw_floors(axes, HERE, corner=(1, 1))
-    axes.set_title(f"{scale(folder)}")
+    axes.set_title("losses, and what is sent")
 
 
 def _differences(axes: Axes, folder: Path) -> None:
@@ -258,48 +250,11 @@ def _differences(axes: Axes, folder: Path) -> None:
 
 
 def blocks(folder: Path) -> Mapping[str, Any]:
-    """Return the blocks of the README; without trainings that count, only the orders that they would test."""
-    if measured(folder):
-        made = {"answer": answer(folder), "power": power(folder), "methods": methods(folder), "orders": orders(folder)}
-        return {name: each if isinstance(each, str) else experiments.markdown_of(each) for name, each in made.items()}
-    waiting = (
-        f"**Answer.** Not trained yet, so nothing is said about a larger model: {COMMAND} trains it on one core, and "
-        "with `--device cuda` at 14 million parameters."
-    )
-    return {
-        "answer": waiting,
-        "power": power_before(),
-        "methods": "Not measured yet.",
-        "orders": experiments.markdown_of(orders_before()),
-    }
+    """Return the blocks of the README."""
+    return {"answer": answer(folder), "power": power(folder), "methods": methods(folder), "orders": orders(folder)}
 
 
-def power_before() -> str:
-    """Return what the seeds can detect, by the spread of the small model."""
-    found = [judged for pair in PAIRS if (judged := small(pair)) is not None and judged.error is not None]
-    sd = math.sqrt(float(np.mean([judged.n * (judged.error or 0.0) ** 2 for judged in found])))
-    return experiments.prose(
-        f"Computed before the trainings, from the spread of the small model: these differences have a standard "
-        f"deviation of {sd:.3f} nats over seeds, pooled, so {SEEDS} seeds detect "
-        f"{statistics.detectable(sd / math.sqrt(SEEDS), SEEDS - 1):.3f} nats with 80 % power if a larger model's vary "
-        "as much. train.py computes it again from pilots."
-    )
-
-
-@experiments.table
-def orders_before() -> Iterator[Mapping[str, str]]:
-    """Yield the orders that a larger model would test."""
-    for pair in PAIRS:
-        if (found := small(pair)) is not None:
-            yield {
-                "method": pair.ours,
-                "against": pair.base,
-                f"with {SMALL:,} parameters": experiments.with_ends(found),
-            }
-
-
-FIGURES = {"orders": draw} if measured(HERE) else {}
-"""A figure once there is something to draw."""
+FIGURES = {"orders": draw}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 `python experiments/diloco_scale/train.py`, or on a GPU, with 800 times and longer, with `--device cuda`.
 
 This writes runs.csv, a row for each training. A method's learning rate is the one with the least loss after half the
-batches over TUNING_SEED, which does not count; two more seeds at that rate say beforehand what the others can resolve
+batches over TUNING_SEED, which does not count; one more seed at that rate says beforehand what the others can resolve
 (figures.py). Trainings have checkpoints; the same command continues after an interruption, and keeps what is finished.
 """
 
@@ -32,8 +32,8 @@ from testbed.sweep.tune import value_beyond
 from testbed.training.alone import AloneJob, train_alone
 from testbed.workloads import characters
 
-WORKERS, SEQUENCE, VALIDATION_SEQUENCES = 4, 128, 128
-TUNING_SEED, PILOT_SEEDS = 100, (101, 102)
+WORKERS, VALIDATION_CHARACTERS = 4, 16_384
+TUNING_SEED, PILOT_SEEDS = 100, (101,)
 PARTS = 2
 """A tuning or pilot training is one of so many parts of a whole one."""
 WIDEN = 2
@@ -63,10 +63,14 @@ class Form(NamedTuple):
 
     device: TrainingDevice
     model: str
+    length: int
+    """Characters of a sequence."""
     sequences: int
     """Per batch, of all workers together."""
     batches: int
     local_steps: tuple[int, ...]
+    varied: tuple[int, ...]
+    """Local steps that two bits and SparseLoCo are trained with, too."""
     rates: tuple[float, ...]
     """Of all-reduce: the middle one and its neighbours are tried."""
     seeds: int
@@ -77,8 +81,10 @@ class Form(NamedTuple):
         local = []
         for steps in self.local_steps:
             nesterov = OuterSpec(learning_rate=SMALL_OUTER.get(steps, 0.7), momentum=0.9, nesterov=True)
+            local.append(Arm(f"DiLoCo {steps}", "fp32", 1.0, steps, nesterov))
+            if steps not in self.varied:
+                continue
             local += [
-                Arm(f"DiLoCo {steps}", "fp32", 1.0, steps, nesterov),
                 Arm(f"DiLoCo {steps}, 2 bits", "ef(int2(group=64))", 1.0, steps, nesterov),
                 Arm(f"SparseLoCo {steps}", "ef-decay(topk-chunk(0.0156), 0.95)", 1.0, steps, MEAN),
             ]
@@ -96,9 +102,11 @@ class Form(NamedTuple):
         return self.batches * 3 // 20
 
 
-CPU = Form("cpu", "gpt2-characters-shallow", 16, 256, (8, 32), (0.002, 0.004, 0.008), 3)
-GPU = Form("cuda", "gpt2-characters-wide", 128, 2048, (8, 32, 128, 512), (0.00025, 0.0005, 0.001), 3)
-QUICK = CPU._replace(batches=16, local_steps=(8,), rates=(0.004,), seeds=2)
+CPU = Form("cpu", "gpt2-characters-shallow", 64, 8, 1024, (8, 32), (32,), (0.001, 0.002, 0.004), 3)
+GPU = Form(
+    "cuda", "gpt2-characters-wide", 128, 128, 2048, (8, 32, 128, 512), (8, 32, 128, 512), (0.00025, 0.0005, 0.001), 3
+)
+QUICK = CPU._replace(batches=16, local_steps=(8,), varied=(8,), rates=(0.002,), seeds=2)
 
 
 class Row(NamedTuple):
@@ -139,9 +147,9 @@ class Lab:
                 family="gpt2",
                 model=form.model,
                 text="bundled",
-                sequence_length=SEQUENCE,
+                sequence_length=form.length,
                 batch_size=form.sequences,
-                validation_batches=VALIDATION_SEQUENCES // form.sequences,
+                validation_batches=VALIDATION_CHARACTERS // (form.length * form.sequences),
                 precision="bf16" if form.device == "cuda" else "fp32",
             ),
             pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
@@ -182,7 +190,7 @@ class Lab:
                         vocabulary=characters.VOCABULARY,
                         tokens=str(self._tokens),
                         folder=str(folder),
-                        checkpoint_every=max(1, 128 // recipe.parallelism.batches_per_step),
+                        checkpoint_every=max(1, 256 // recipe.parallelism.batches_per_step),
                     )
                 )
         except DivergedError:
@@ -222,7 +230,7 @@ def main(asked: argparse.Namespace) -> None:
     chosen: dict[Arm, float] = {}
     for arm in form.arms:
         chosen[arm] = lab.best_rate(arm)
-    for seed in PILOT_SEEDS[: 1 if asked.quick else 2]:
+    for seed in PILOT_SEEDS:
         lab.run("pilot", [(arm, rate, seed) for arm, rate in chosen.items()])
     for seed in range(0 if asked.pilot else form.seeds):
         lab.run("result", [(arm, rate, seed) for arm, rate in chosen.items()])

@@ -36,4 +36,5 @@ def test_every_claim_is_about_methods_that_are_trained(name: str) -> None:
         batches = [form.batches, form.batches // train.PARTS]
         assert all(each % arm.local_steps == 0 for each in batches for arm in form.arms)
         assert form.sequences % train.WORKERS == 0
+        assert train.VALIDATION_CHARACTERS % (form.sequences * form.length) == 0
         assert form.frozen_after < form.batches // train.PARTS
