@@ -188,13 +188,11 @@ def found(folder: Path) -> tuple[str, list[str]]:
     known = rows[~rows.order.str.startswith("was open")]
     counts = {word: int((known.order == word).sum()) for word in ("holds", "turned", "not resolved")}
     turned = [f"{row.method} against {row.against}" for row in known[known.order == "turned"].itertuples()]
-    others = [
-        f"{counts[word]} {words}" for word, words in (("turned", "turn"), ("not resolved", "are open")) if counts[word]
+    kept = f"{counts['holds']} of {len(known)} orders of {SMALL:,} parameters hold with {scale(folder)}"
+    rest = [
+        f"{counts[word]} {verb}" for word, verb in (("turned", "turn"), ("not resolved", "are open")) if counts[word]
     ]
-    words = ", ".join(
-        [f"{counts['holds']} of {len(known)} orders of {SMALL:,} parameters hold with {scale(folder)}", *others]
-    )
-    return words, turned
+    return ", ".join([kept, *rest]), turned
 
 
 def answer(folder: Path) -> str:

@@ -73,14 +73,14 @@ def reproduce(
     if quick and len(wanted) > 1:
         flags = ["--quick", "--results", str(results), *["--again"] * again, *(["--device", device] if device else [])]
         failed = _side_by_side(wanted, [*flags, *cluster])
-        wanted = []
-    for name in wanted:
-        experiment = load_reproduction(name, results, quick=quick)
-        out.print(Rule(name, align="left"), width=min(out.width, _RULE))
-        if status := _make(experiment, cluster, quick=quick, again=again, device=device):
-            failed[name] = status
-        else:
-            _print_verdicts(experiment, quick=quick)
+    else:
+        for name in wanted:
+            experiment = load_reproduction(name, results, quick=quick)
+            out.print(Rule(name, align="left"), width=min(out.width, _RULE))
+            if status := _make(experiment, cluster, quick=quick, again=again, device=device):
+                failed[name] = status
+            else:
+                _print_verdicts(experiment, quick=quick)
     if failed:
         lost = f"a step of {', '.join(failed)}; the same command resumes there"
         say(f"testbed: failed: {lost}", on=err, style="red")

@@ -84,7 +84,7 @@ def calibrate(
     before: Mapping[str, Any] = MappingProxyType({}),
 ) -> Calibration:
     """Return the durations of all recipes: stored ones, and for the other recipes new measurements, alone on one core,
-    for at most `budget_s` seconds, under that machine's lock; here as in `hold_machine(note)`.
+    for at most `budget_s` seconds, under the lock of the machine that measures; for this one's, see `hold_machine`.
 
     With a budget of 0, recipes without stored durations are omitted.
 
@@ -107,7 +107,7 @@ def calibrate(
         return list({keys.subject(one): one for one in subjects.values() if again or keys.kept(one) is None}.values())
 
     if missing() and budget_s > 0:
-        with hold_machine(note) if cluster is None else nullcontext():  # what measures there holds its machine
+        with hold_machine(note) if cluster is None else nullcontext():  # there, the task holds its machine
             if left := missing():  # another testbed may have measured them before releasing the machine
                 _measure(left, keys, prepare, budget_s, again, cluster)
     costs: dict[str, dict[str, Any]] = {"recipes": {}, "replicas": {}, "jobs": {}}

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from testbed.process import ROOT
+from tests.commands import OVERLAPPED
 from tests.many_runs import EXPERIMENT
 
 PATIENCE_S = 600
@@ -148,29 +149,10 @@ def test_a_sweep_outlives_its_driver_and_a_node_and_gives_the_numbers_of_one_mac
     assert len(numbers(local.runs)) == 4 * 8
 
 
-TINY = """
-question = "Is a prediction on a cluster that of one machine?"
-[cell]
-model = { family = "gpt2", layers = 2, width = 64, heads = 2, key_heads = 2, inner = 99, context = 64, vocabulary = 96 }
-device = "t4"
-precision = "fp32"
-sequence_length = 32
-sequences = 1
-microbatches = 2
-stages = 2
-schedule = "1f1b"
-topology = "star"
-[grid.tiny]
-cell.steps = 6
-axes.codec = ["bf16", "int8"]
-axes.links = ["cable"]
-"""
-
-
 def test_reproduce_predicts_on_a_cluster_that_is_sent_the_checkout(cluster: Any, folder: Path) -> None:
     home = folder / "experiments" / "tiny"
     home.mkdir(parents=True)
-    (home / "cells.toml").write_text(TINY)
+    (home / "cells.toml").write_text(OVERLAPPED)
     sent = {"working_dir": str(ROOT), "excludes": ["/.git", "/.venv", "/results", "/experiments", "/docs", "/tests"]}
     on_ray = ("--executor", "ray", "--address", cluster.address, "--runtime-env", json.dumps(sent))
 
