@@ -121,6 +121,8 @@ METHODS = {
     "FedLuck, synchronous": Method(_ALL, joint),
     "FedLuck, error feedback": Method(_PERIOD, joint, codec="ef({})"),
     "FedAvg, dense": Method(_ALL, fixed(5, _DENSE)),
+    "quorum of 5": Method(ArrivalsSpec(buffer=5), fixed(5, 0.1)),
+    "quorum of 5, grace": Method(ArrivalsSpec(buffer=5, grace_s=PERIOD_S), fixed(5, 0.1)),
 }
 ELSEWHERE = (SYNCHRONOUS, "periodic, 5 steps, 0.1", FEDLUCK)
 """What is tried over the other networks."""
