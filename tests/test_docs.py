@@ -19,6 +19,27 @@ def test_no_page_is_stale() -> None:
     assert [str(path.relative_to(docs.ROOT)) for path, _ in docs.stale_pages()] == [], "run python -m testbed docs"
 
 
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    folders = ("", "docs/", "experiments/**/", "examples/**/", "netem_profiles/", "testbed/**/", "tests/**/")
+    pages = [page for folder in folders for page in docs.ROOT.glob(f"{folder}*.md")]
+    texts = {page: re.sub(r"^```.*?^```", "", page.read_text(encoding="utf8"), flags=re.S | re.M) for page in pages}
+    lost = []
+    for page, text in texts.items():
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, heading = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not link.startswith("http") and not (target.exists() and heading in ("", *_headings(texts.get(target)))):
+                lost.append(f"{page.relative_to(docs.ROOT)}: {link}")
+    assert len(pages) > 50
+    assert lost == []
+
+
+def _headings(text: str | None) -> set[str]:
+    """Return the anchors of a page's headings, as hosts of Markdown make them."""
+    titles = re.findall(r"^#+ (.*)$", text or "", flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_every_codec_and_module_is_listed() -> None:
     readme = (docs.ROOT / "testbed" / "codecs" / "README.md").read_text(encoding="utf8")
     assert [row.name for row in ROWS if f"| `{row.name}` |" not in readme] == []
