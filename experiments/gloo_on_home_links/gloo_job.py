@@ -1,4 +1,4 @@
-"""What measure.py has run in every node of a lab, over gloo: `gloo_job.py SIZES COLLECTIVES`; a line of JSON an item.
+"""What measure.py has run in every node over gloo: `gloo_job.py SIZES COLLECTIVES BYTES`; a line of JSON an item.
 
 Nothing in it knows of testbed. An item begins after a barrier and a second of rest, and is repeated, so that TCP's
 windows are open. Of messages node 0 sends and node 1 receives: `early` posts the receive half a second before, `late`
@@ -67,5 +67,5 @@ if __name__ == "__main__":
     for what in collectives:
         for _ in range(REPEATS):
             dist.barrier()
-            collective(what, 4 << 20)
+            collective(what, int(sys.argv[3]))
     dist.destroy_process_group()

@@ -57,14 +57,15 @@ def exec_in_lab(profile: str, topology: str, nodes: int, *words: str) -> list[li
     return [[match[1] for line in text.splitlines() if (match := _LINE.match(line))] for text in texts]
 
 
-def gloo_ms(profile: str, topology: str, nodes: int, sizes: Sequence[int], what: Sequence[str]) -> dict[Item, float]:
-    """Return how long each item took over gloo, the last time that it was repeated.
+def gloo_ms(profile: str, topology: str, nodes: int, sizes: Sequence[int], whole: Sequence[Item]) -> dict[Item, float]:
+    """Return how long messages of these sizes, and collectives of one size, took over gloo, the last time that each was
+    repeated.
 
     A message: from the send, or, where the receive is late, from that on, until it was received. A collective: from the
     first that began to the last that ended.
     """
-    sizes_text, what_text = ",".join(map(str, sizes)), ",".join(what)
-    printed = exec_in_lab(profile, topology, nodes, "gloo_job.py", sizes_text, what_text)
+    words = (",".join(map(str, sizes)), ",".join(item[0] for item in whole), *(str(item[1]) for item in whole[:1]))
+    printed = exec_in_lab(profile, topology, nodes, "gloo_job.py", *words)
     noted = [[json.loads(line) for line in lines if line.startswith("{")] for lines in printed]
     took: dict[Item, float] = {}
     for each in zip(*noted, strict=True):
@@ -150,7 +151,8 @@ def main(asked: argparse.Namespace) -> None:
     """Measure all of it."""
     sizes = SIZES[:6:3] if asked.quick else SIZES
     items: list[Item] = [("message", size, receive) for size in sizes for receive in ("early", "late")]
-    lines = [f"link({RATE_MBPS}Mbit, {delay}ms)" for delay in DELAYS_MS]
+    delays = DELAYS_MS[::2] if asked.quick else DELAYS_MS
+    lines = [f"link({RATE_MBPS}Mbit, {delay}ms)" for delay in delays]
     counts = (2,) if asked.quick else (2, 4)
     together: list[Item] = [(what, WHOLE_BYTES // (4 if asked.quick else 1), "") for what in COLLECTIVES]
     pipelines = {depth: _pipeline(depth) for depth in (2, 4)}
@@ -160,13 +162,13 @@ def main(asked: argparse.Namespace) -> None:
     played = play(traces)
     header = ("what", "bytes", "receive", "gloo_ms", "ours_ms", "ideal_ms")
     found = []
-    for delay, line, (trace, _, _), done in zip(DELAYS_MS, lines, traces, played, strict=False):
+    for delay, line, (trace, _, _), done in zip(delays, lines, traces, played, strict=False):
         gloo = gloo_ms(line, "line", 2, sizes, ())
         found += [(delay, *row) for row in rows(items, gloo, trace, done)]
     csv_rows.write_rows(asked.output / "messages.csv", ("delay_ms", *header), found, digits=7)
     found = []
     for count, (trace, _, _), done in zip(counts, traces[len(lines) :], played[len(lines) :], strict=False):
-        gloo = gloo_ms(HOME, "star", count, (), COLLECTIVES)
+        gloo = gloo_ms(HOME, "star", count, (), together)
         found += [(count, *row) for row in rows(together, gloo, trace, done)]
     csv_rows.write_rows(asked.output / "collectives.csv", ("nodes", *header), found, digits=7)
     printed = exec_in_lab(HOME, "star", 2, "pipelining_job.py")[0]

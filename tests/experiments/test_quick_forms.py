@@ -12,11 +12,22 @@ from testbed.report.claims import read_claims
 from tests.commands import Command
 
 NAMES = (
-    "aqsgd_finetuning", "compactfusion", "cost_of_failures", "dagc", "deco_sgd", "deco_varying", "dice", "diloco_scale",
-    "fedht", "fedluck", "jitter_and_stragglers", "local_steps_or_codec", "mesongs", "mixed_precision", "newer_methods",
-    "one_shot", "sites", "state_transfer", "subspace_growth", "subspace_ratio", "topk_knee",
+    "aqsgd_finetuning", "clocks", "codec_or_baseline", "compactfusion", "context_parallel", "cost_of_failures",
+    "dagc", "data_parallel_time", "decode", "deco_sgd", "deco_varying", "dice", "diloco_scale", "fedht", "fedluck",
+    "gloo_on_home_links", "jitter_and_stragglers", "local_steps_or_codec", "mesongs", "mixed_precision",
+    "networks_x_codecs", "newer_methods", "one_shot", "protocol_nanogpt", "sites", "state_transfer",
+    "subspace_growth", "subspace_ratio", "topk_knee", "varying_links",
 )  # fmt: skip
 """Those without tests of their own for more than this."""
+ELSEWHERE = {"byte_split", "default", "outlier_channels", "codec_quality", "seed_activation_delta", "subspace_80mbps"}
+"""Tested in test_trained_tensors.py, by the tests of sweeps, and in files of their own."""
+
+
+def test_no_experiment_is_without_a_test_of_its_short_form() -> None:
+    steps = {
+        path.parent.name for name in ("sweep.toml", "reproduce.toml") for path in Command.shipped.glob(f"*/{name}")
+    }
+    assert steps == ELSEWHERE | set(NAMES)
 
 
 @pytest.mark.clock_kernel
