@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
@@ -34,7 +35,7 @@ from testbed.commands.console import (
 )
 from testbed.errors import LabError, SpecError, UserError
 from testbed.process import command_line, start_program
-from testbed.spec import Topology, link_names
+from testbed.spec import Topology, link_count, link_names
 
 if TYPE_CHECKING:
     from testbed.exec.order import ExecOrder, ExecResult
@@ -50,7 +51,7 @@ def execute(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command of every node.", show_default=False)
     ] = None,
-    profile: Annotated[str, typer.Option(help="Profile of all links, or A+B+C, one per node.")] = "cable",
+    profile: Annotated[str, typer.Option(help="Profile of all links, or A+B+C, one per link.")] = "cable",
     nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: as many as profiles, min. 2.")] = None,
     topology: TopologyFlag = "star",
     site: SiteFlag = [],  # noqa: B006
@@ -115,8 +116,9 @@ def execute(
         raise SpecError("--time-limit and --host-limit are seconds above 0")
     _check_pattern(step_pattern)
     off_by, baseline = units.parse_fraction(threshold), None if check is None else read_numbers(check)
-    count, commands = _commands(command, per_node, profiles.split_networks(profile), nodes)
     links = tuple(profiles.load_profile(name) for name in profiles.split_networks(profile))
+    count = nodes or next(some for some in itertools.count(2) if link_count(topology, some) >= len(links))
+    commands = _commands(command, per_node, count)
     chosen_clock, clock_reason = choose_clock(clock)
     say(f"clock {chosen_clock}: {clock_reason}")
     kernel = need_clock_kernel() if chosen_clock == "virtual" else None
@@ -171,21 +173,16 @@ def execute(
             raise typer.Exit(1)
 
 
-def _commands(
-    command: Sequence[str] | None, per_node: Path | None, names: Sequence[str], nodes: int | None
-) -> tuple[int, list[tuple[str, ...]]]:
-    """Return the number of nodes, and the command of each. SpecError if the options contradict each other."""
+def _commands(command: Sequence[str] | None, per_node: Path | None, count: int) -> list[tuple[str, ...]]:
+    """Return the command of each node. SpecError if the options contradict each other."""
     from testbed.exec.order import parse_commands
 
     words = list(command or [])
     words = words[1:] if words[:1] == ["--"] else words
     if bool(words) == (per_node is not None):
         raise SpecError("add -- and the command of every node, or pass --per-node FILE; exactly one of them")
-    count = nodes or max(2, len(names))
-    if len(names) not in (1, count):
-        raise SpecError(f"there are {len(names)} profiles for {count} nodes; pass one for all, or one per node")
     if per_node is None:
-        return count, [tuple(words)] * count
+        return [tuple(words)] * count
     try:
         text = per_node.read_text(encoding="utf8")
     except (OSError, UnicodeDecodeError) as error:
@@ -201,7 +198,7 @@ def _commands(
             commands.append(tuple(shlex.split(line)))
         except ValueError as error:
             raise SpecError(f"{per_node}: cannot split the command of node {node}, {line!r}: {error}") from None
-    return count, commands
+    return commands
 
 
 def _with_faults(lab: LabSpec, rows: Sequence[str]) -> LabSpec:

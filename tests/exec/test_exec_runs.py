@@ -297,9 +297,11 @@ def wait_until(condition: object) -> None:
     ("words", "problem"),
     [
         ([], "add -- and the command"),
-        (["--nodes", "3", "--profile", "cable+lte", "--", "true"], "2 profiles for 3 nodes"),
+        (["--nodes", "3", "--profile", "cable+lte", "--", "true"], "2 profiles for a star of 3 nodes"),
+        (["--topology", "line", "--nodes", "2", "--profile", "cable+lte", "--", "true"], "a line of 2 nodes"),
         (["--step-pattern", "(", "--", "true"], "not a regular expression"),
         (["--ends-with", "7", "--", "true"], "does not list nodes"),
+        (["--topology", "line", "--profile", "cable+lte", "--ends-with", "3", "--", "true"], "does not list nodes from 0 to 2"),
         (["--time-limit", "0", "--", "true"], "above 0"),
         (["--time-limit", "nan", "--", "true"], "above 0"),
         (["--host-limit", "inf", "--", "true"], "above 0"),
