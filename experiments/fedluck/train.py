@@ -2,10 +2,10 @@
 
 This writes runs.csv, a row for each training: when it reached the target accuracy, and what had been sent by then; and
 choices.csv, what FedLuck chooses for each device. Computing is real, and time is that of formulas for devices and links
-(`testbed.studies.asynchronous_rounds`); guest.py holds that against a network. For each method the learning rate is
-the one with the least mean time over TUNING_SEEDS, which are not the seeds that count, on the published network; among
-rates that do not reach the target, the one that gets nearest. What is finished is kept, so that an interrupted program
-goes on where it was.
+(`testbed.studies.asynchronous_rounds`); tests/nodes/test_trouble_on_links.py holds that against a network. For each
+method the learning rate is the one with the least mean time over TUNING_SEEDS, which are not the seeds that count, on
+the published network; among rates that do not reach the target, the one that gets nearest. What is finished is kept, so
+that an interrupted program goes on where it was.
 """
 
 import argparse
