@@ -301,7 +301,10 @@ def wait_until(condition: object) -> None:
         (["--topology", "line", "--nodes", "2", "--profile", "cable+lte", "--", "true"], "a line of 2 nodes"),
         (["--step-pattern", "(", "--", "true"], "not a regular expression"),
         (["--ends-with", "7", "--", "true"], "does not list nodes"),
-        (["--topology", "line", "--profile", "cable+lte", "--ends-with", "3", "--", "true"], "does not list nodes from 0 to 2"),
+        (
+            ["--topology", "line", "--profile", "cable+lte", "--ends-with", "3", "--", "true"],
+            "does not list nodes from 0 to 2",
+        ),
         (["--time-limit", "0", "--", "true"], "above 0"),
         (["--time-limit", "nan", "--", "true"], "above 0"),
         (["--host-limit", "inf", "--", "true"], "above 0"),
