@@ -78,7 +78,7 @@ def main() -> None:
         make_app(*([named] if named in _COMMANDS else []))(standalone_mode=True)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has caught the KeyboardInterrupt
-            say("testbed: interrupted; nothing is left running. The same command resumes the unfinished work.", on=err)
+            say("testbed: interrupted; nothing is left running. The same command resumes unfinished sweeps.", on=err)
         raise
     except Exception as error:
         if _State.debug:
@@ -87,7 +87,7 @@ def main() -> None:
             label = "error" if isinstance(told, UserError) else "failed"
             say(f"testbed: {label}: {told}", on=err, style="red")
             sys.exit(told.exit_status)
-        fault = "a bug in testbed: run again with --debug and report the traceback"
+        fault = "a bug in testbed: run `testbed --debug COMMAND ...` and report the traceback"
         say(f"testbed: failed: {type(error).__name__}: {error} ({fault})", on=err)
         sys.exit(1)
 

@@ -133,6 +133,8 @@ _REMEDIES: Final[Mapping[int | None, str]] = {
     errno.EACCES: "it belongs to another user; change its owner or mode, or choose another folder",
     errno.EROFS: "choose a folder that can be written",
     errno.ENAMETOOLONG: "shorten it",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.ENOTDIR: "a part of its path is a file",
 }
 _SHOWN: Final = 100
 """Characters of a file's name in a message."""

@@ -265,7 +265,7 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
     named = list(links) if (link := row.get("link", ALL)) == ALL else [link]
     if isinstance(link, int) and 0 <= link < len(links):
         named = [list(links)[link]]
-    if unknown := [name for name in named if name not in links]:
+    if unknown := [name for name in named if not isinstance(name, str) or name not in links]:
         raise SpecError(f"{where}.link is {unknown[0]!r}; state a number, 'all', or one of {', '.join(links)}")
     effects: dict[str, Any] = {}
     for key, (name, read) in _READERS.items():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from testbed.codecs.bench.measurements import CodecBenchmark, CodecCost
 from testbed.commands import bench_all
 from testbed.commands.bench_all import Benchmarks, ratio_words, read_benchmarks
-from testbed.errors import SpecError
+from testbed.errors import SpecError, StageError
 from testbed.process import run_program
 from testbed.report.link_accuracy import VIRTUAL_HEADINGS
 from testbed.results import write_json
@@ -128,7 +128,10 @@ def test_every_repetition_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             (cwd / "clock").write_text("\n".join(map(",".join, (VIRTUAL_HEADINGS, row))), encoding="utf8")
         elif "codecs" in arguments:
             write_json(cwd / "codecs", CodecBenchmark(machine="", tensors="", results=(COST,), failed={}))
-        return run_program("testbed.closing", cwd=cwd, **options)
+        lines = run_program("testbed.closing", cwd=cwd, **options)
+        if "codecs" in arguments:
+            raise StageError("a verdict of FAIL, which has its file all the same")
+        return lines
 
     monkeypatch.setattr(bench_all, "run_program", run)
     told = _bench("all", "--quick", "--repeats", 2, "--json", tmp_path / "new" / "file.json")

@@ -14,6 +14,8 @@ from testbed import profiles
 from testbed.cli import make_app
 from testbed.codecs.catalogue.table import CODECS
 from testbed.commands.lab import readiness
+from testbed.errors import UserError
+from testbed.process import ROOT
 from tests.commands import run_testbed
 
 
@@ -51,6 +53,28 @@ def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> 
     assert "did you mean 'cable'?" in _refused(tmp_path, "link", "cabel")
     assert "did you mean 'relay'?" in _refused(tmp_path, "plan", "--engine", "rely")
     assert "did you mean 'default'?" in _refused(tmp_path, "plan", "defautl")
+
+
+def test_what_would_be_ignored_or_lost_at_the_end_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    durations = ROOT / "experiments" / "default" / "calibration.json"
+    asked = ("--model", "gpt2-xl", "--device", "a100", "--nodes", 8, "--profile", "cable", "--batch", 512)
+    for arguments, said in (
+        (("record", "--host", "-o", "a.toml"), "omit -o"),
+        (("reproduce", "topk_knee", "--device", "gpu"), "did you mean 'cpu'"),
+        (("predict", "last_mile", "--results", tmp_path / "file"), "choose another with --results"),
+        (("sweep", "default", "--calibration", durations, "--recalibrate"), "pass one of them"),
+        (("report", tmp_path, "--output", "a.html", "--gantt", "b"), "pass one of them"),
+        (("advise", *asked, "--toml", "plan.txt"), "ends in .toml"),
+        (("link", "cable", "--clock", "virtual", "--engine", "bogus"), "another engine"),
+        (("bench", "all", "--json", tmp_path), "is a directory"),
+        (("bench", "clock", "-o", tmp_path / "file" / "a.csv"), "name another file"),
+        (("bench", "links", "--compare", tmp_path / "none"), "does not exist"),
+        (("trace", "import", tmp_path, "-o", "x"), "is a directory"),
+    ):
+        told = CliRunner().invoke(make_app(), list(map(str, arguments)))
+        assert told.exit_code == 2 or isinstance(told.exception, UserError), (arguments, told)
+        assert said in f"{told.output} {told.exception}", arguments
 
 
 def test_what_is_not_there_yet_is_said_with_how_to_get_it(tmp_path: Path) -> None:

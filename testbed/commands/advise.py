@@ -10,6 +10,7 @@ import typer
 
 from testbed.commands.console import say, typed, writing
 from testbed.devices.flops import parameters
+from testbed.errors import UserError
 from testbed.predict import advice
 from testbed.report.claims import Evidence, proven_codecs, read_evidence
 
@@ -24,7 +25,7 @@ def advise(
     profile: Annotated[str, typer.Option(help="Access link of every node, see `profiles`; or link(80Mbit, 10ms).")],
     batch: Annotated[int, typer.Option(help="Sequences per batch, over all nodes.")],
     sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence; default: at most 1,024.")] = None,
-    local_steps: Annotated[int, typer.Option(min=1, help="Maximum number of batches between two exchanges.")] = 8,
+    local_steps: Annotated[int, typer.Option(min=1, help="Batches between exchanges: of 1, 8, 32 up to this.")] = 8,
     explain: Annotated[bool, typer.Option("--explain", help="List what was compared, and what was left out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     toml: Annotated[Path | None, typer.Option(help="Write an experiment that plays the recommendations.")] = None,
@@ -32,6 +33,8 @@ def advise(
     """Recommend how to train a model over slow links: layout, schedule and codecs, with predicted times, memory, what
     limits them, and the evidence for the loss.
     """
+    if toml is not None and toml.suffix != ".toml":
+        raise UserError(f"--toml {toml}: an experiment's file ends in .toml")
     evidence, codecs = read_evidence(), proven_codecs()
     setting = advice.look_up(model, device, nodes, profile, batch, sequence_length, local_steps)
     simulated, fitting = advice.advise(setting, codecs)

@@ -30,10 +30,10 @@ def links(
         bool, typer.Option("--busy", help="Measure each point again with a busy loop on every processor.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="JSON file of results; points already in it are skipped.")
+        Path | None, typer.Option("-o", "--output", dir_okay=False, help="JSON file; points already in it are skipped.")
     ] = None,
-    compare: Annotated[Path | None, typer.Option(help="Another engine's results, to compare with.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the tables as a Markdown page.")] = None,
+    compare: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Another engine's results.")] = None,
+    page: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables as a Markdown page.")] = None,
 ) -> None:
     """Measure link accuracy over a grid of rates and delays: goodput, RTT, messages after idle, queue, losses."""
     from testbed import paths, results
@@ -77,14 +77,16 @@ def links(
 
 @app.command()
 def clock(
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the table to this .csv file.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", dir_okay=False, help="Write this .csv file.")] = None,
 ) -> None:
     """Compare virtual-clock links with their ideal: rates from 10 Mbit/s to 1 Gbit/s, delays from 5 to 100 ms."""
-    from testbed import paths
+    from testbed import paths, results
     from testbed.net.certificate import accuracy
     from testbed.player.certify_links import certify_virtual
     from testbed.report.link_accuracy import VIRTUAL_HEADINGS, virtual_rows
 
+    if output:
+        results.make_folder(output.absolute().parent, "name another file")
     kernel = need_clock_kernel()
     points = [point for point in accuracy.grid("netem") if point.loss is None]
     certificates = certify_virtual([point.profile() for point in points], kernel)

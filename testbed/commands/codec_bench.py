@@ -29,11 +29,13 @@ def codecs(
             "gpt2-mini-trained. Default: a small random model after a short training."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to this JSON file.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", dir_okay=False, help="Write this JSON file.")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Plot error against bits per value, to FIGURE.png and .svg.")
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the table and figure as a Markdown page.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write table and figure as a Markdown page.")
+    ] = None,
 ) -> None:
     """Measure encode and decode on saved activations and gradients, next to wire time and to other packages."""
     from testbed.codecs.catalogue.placement import parse_placement

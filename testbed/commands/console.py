@@ -64,7 +64,7 @@ OnlyFlag = Annotated[
     list[str], typer.Option("--only", metavar="FIELD=VALUE", help="Run only cells with this value, e.g. codec=int8.")
 ]
 ExcludeFlag = Annotated[list[str], typer.Option("--exclude", metavar="FIELD=VALUE", help="Skip cells with this value.")]
-RepeatsFlag = Annotated[int | None, typer.Option(help="Successful runs per cell.")]
+RepeatsFlag = Annotated[int | None, typer.Option(help="Successful runs per cell; at least 3 over random links.")]
 
 
 class _UnpaddedTable(Table):
@@ -133,6 +133,12 @@ def writing(what: str, path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write {what} to {path}: {error.strerror}") from None
     paths.give_to_user(path)
+
+
+def refuse_engine(engine: str, kernel: object | None) -> None:
+    """Refuse an engine that the virtual clock, whose kernel this is, does not have."""
+    if kernel is not None and engine not in ("auto", "netem"):
+        raise UserError(f"--engine {engine}: the virtual clock has netem alone; omit it, or add --clock real")
 
 
 def lab_spec(asked: str, **fields: Any) -> LabSpec:

@@ -58,6 +58,8 @@ def record(
     """Measure how long each part of a model takes on this machine, for a device file that stages can emulate."""
     one_of("precision", precision, _PRECISIONS)
     wanted: Precision = "bf16" if precision == "bf16" else "fp32"
+    if host and (output or codec or device != "cpu"):
+        raise UserError("--host stores this machine's own speed in its cache: omit -o, --codec and --device")
     if host:
         reached = this_machine.host(wanted, again=True)
         speed = reached.speed(wanted)

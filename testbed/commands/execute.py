@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import shlex
@@ -19,6 +18,7 @@ import typer
 from pydantic import JsonValue
 
 from testbed import faults, profiles, results, units, vm
+from testbed.codecs.catalogue.placement import parse_placement
 from testbed.commands.console import (
     EngineFlag,
     SiteFlag,
@@ -29,13 +29,15 @@ from testbed.commands.console import (
     need_clock_kernel,
     one_of,
     read_sites,
+    refuse_engine,
     say,
     warn_of_buffers,
     writing,
 )
+from testbed.devices import load_device
 from testbed.errors import LabError, SpecError, UserError
 from testbed.process import command_line, start_program
-from testbed.spec import Topology, link_count, link_names
+from testbed.spec import Topology, link_names
 
 if TYPE_CHECKING:
     from testbed.exec.order import ExecOrder, ExecResult
@@ -52,7 +54,7 @@ def execute(
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command of every node.", show_default=False)
     ] = None,
     profile: Annotated[str, typer.Option(help="Profile of all links, or A+B+C, one per link.")] = "cable",
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: as many as profiles, min. 2.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes; default: as the profiles need.")] = None,
     topology: TopologyFlag = "star",
     site: SiteFlag = [],  # noqa: B006
     engine: EngineFlag = "auto",
@@ -65,8 +67,8 @@ def execute(
     ] = "",
     time_limit: Annotated[float, typer.Option(help="Stop the job after these seconds of the lab's time.")] = 3600.0,
     host_limit: Annotated[
-        float, typer.Option(help="Stop everything after this many seconds of real time.")
-    ] = _HOST_LIMIT_S,
+        float | None, typer.Option(help="Stop everything after these seconds of real time; default: at least 3600.")
+    ] = None,
     step_pattern: Annotated[
         str | None, typer.Option(help="Regular expression of the output lines that end a step.")
     ] = None,
@@ -98,9 +100,9 @@ def execute(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the report; default: results/exec/N.")
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Save bytes, packets and step times as a baseline.")] = None,
+    save: Annotated[Path | None, typer.Option(dir_okay=False, help="Save bytes, packets, steps: a baseline.")] = None,
     check: Annotated[Path | None, typer.Option(help="Compare with a baseline; exit status 1 if they differ.")] = None,
-    threshold: Annotated[str, typer.Option(help="Largest relative difference that --check accepts.")] = "1%",
+    threshold: Annotated[str, typer.Option(help="With --check: largest accepted relative difference.")] = "1%",
 ) -> None:
     """Run an unmodified program in every node of a lab: torchrun, or anything that uses a network.
 
@@ -112,16 +114,24 @@ def execute(
 
     started = time.monotonic()
     one_of("topology", topology, get_args(Topology))
-    if not all(0 < seconds < math.inf for seconds in (time_limit, host_limit)):
+    if not all(0 < seconds < math.inf for seconds in (time_limit, 1 if host_limit is None else host_limit)):
         raise SpecError("--time-limit and --host-limit are seconds above 0")
     _check_pattern(step_pattern)
+    for rule in codec.split(";") if codec is not None else ():
+        parse_placement(rule.partition(":")[2].strip())
+    if pace is not None and not Path(pace).exists():
+        load_device(pace)
     off_by, baseline = units.parse_fraction(threshold), None if check is None else read_numbers(check)
     links = tuple(profiles.load_profile(name) for name in profiles.split_networks(profile))
-    count = nodes or next(some for some in itertools.count(2) if link_count(topology, some) >= len(links))
+    count = nodes or max(2, len(links) + (topology == "line" and len(links) > 1))  # a line has a link less than nodes
     commands = _commands(command, per_node, count)
     chosen_clock, clock_reason = choose_clock(clock)
     say(f"clock {chosen_clock}: {clock_reason}")
     kernel = need_clock_kernel() if chosen_clock == "virtual" else None
+    refuse_engine(engine, kernel)
+    limit_s = host_limit or _HOST_LIMIT_S + (0 if kernel else time_limit)
+    if save is not None:
+        results.make_folder(save.absolute().parent, "name another file")
     chosen, reason = ("netem", "the virtual clock's") if kernel else choose_engine(engine)
     if kernel is None:
         say(f"engine {chosen}: {reason}")
@@ -154,9 +164,9 @@ def execute(
     )
     results.write_json(folder / "order.json", order)
     if kernel is not None:
-        _in_a_guest(kernel, folder, memory, [folder, *share], host_limit)
+        _in_a_guest(kernel, folder, memory, [folder, *share], limit_s)
     else:
-        _here(folder, host_limit)
+        _here(folder, limit_s)
     result = _finish(folder, kernel, started)
     if result.status:
         raise typer.Exit(result.status)

@@ -164,8 +164,8 @@ def link(
 ) -> None:
     """Build one link, certify it, and print the requested against the measured values."""
     one_of("clock", clock, _CLOCKS)
-    if clock == "virtual" and (quick or pcap is not None or engine == "relay"):
-        raise UserError("--clock virtual cannot be combined with --quick, --pcap or --engine relay; omit those")
+    if clock == "virtual" and (quick or pcap is not None or engine not in ("auto", "netem")):
+        raise UserError("--clock virtual cannot be combined with --quick, --pcap or another engine; omit those")
     from testbed.net.capture.transits import transits
     from testbed.net.lab import Lab, LabSpec
     from testbed.player.certify_links import certify_virtual

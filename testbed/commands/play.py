@@ -21,6 +21,7 @@ from testbed.commands.console import (
     one_of,
     print_table,
     read_sites,
+    refuse_engine,
     say,
     warn_of_buffers,
 )
@@ -51,7 +52,7 @@ def play(
     engine: EngineFlag = "auto",
     link_seeds: Annotated[int, typer.Option(help="Number of seeds for links with random loss or rate.", min=1)] = 1,
     repeat: Annotated[int | None, typer.Option(help="Play the whole trace this many times in a row.", min=1)] = None,
-    flops: Annotated[str | None, typer.Option(help="NPU speed, for Chakra nodes without durations.")] = None,
+    flops: Annotated[str | None, typer.Option(help="NPU speed, for .et files without durations.")] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="File for the times of all operations; with several plays, a folder."),
@@ -69,9 +70,10 @@ def play(
         trace = repeated(trace, again)
         say(f"the trace is played {again} times in a row")
     kernel = need_clock_kernel() if clock == "virtual" else vm.find_clock_kernel() if clock == "auto" else None
+    refuse_engine(engine, kernel)
     with paths.scratch_folder("testbed-play-") as folder:
         trace.write(folder / "trace")
-        jobs = _jobs(trace, folder, profile, topology, site, link_seeds, output, "netem" if kernel else engine)
+        jobs = _jobs(trace, folder, profile, topology, site, link_seeds, output, None if kernel else engine)
         say(_clock_words(clock, kernel))
         warn_of_buffers((job.lab.topology, job.lab.distinct) for job in jobs)
         with nullcontext() if kernel else hold_machine():
@@ -117,13 +119,13 @@ def _jobs(
     sites: Sequence[str],
     seeds: int,
     output: Path | None,
-    engine: str,
+    engine: str | None,
 ) -> list[PlayJob]:
     """Return a job for each network and seed; one seed if nothing is random. SpecError for links that make no lab."""
     from testbed.player.play_job import PlayJob
 
-    chosen, reason = choose_engine(engine) if engine != "netem" else ("netem", "asked for, or the guest's only one")
-    alone = len(networks) * seeds == 1
+    chosen, reason = ("netem", "the guest's only one") if engine is None else choose_engine(engine)
+    alone = len(networks) * seeds == 1 and not (output is not None and output.is_dir())
     jobs = []
     for number, network in enumerate(networks):
         links = tuple(profiles.load_profile(name) for name in profiles.split_networks(network))

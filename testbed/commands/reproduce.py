@@ -15,15 +15,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.rule import Rule
 
 from testbed import paths, process
 from testbed.commands.cluster import AddressFlag, ExecutorFlag, RuntimeEnvFlag, cluster_words
-from testbed.commands.console import DeviceFlag, ResultsFlag, err, out, say, table
+from testbed.commands.console import DeviceFlag, ResultsFlag, err, one_of, out, say, table
 from testbed.errors import TestbedError, UnknownNameError
+from testbed.results import make_folder
+from testbed.spec import TrainingDevice
 from testbed.units import format_duration
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ def reproduce(
     from testbed.sweep.reproduction import load_reproduction, reproducible
 
     cluster = cluster_words(executor, address, runtime_env)
+    if device:
+        one_of("device", device, get_args(TrainingDevice))
     known = reproducible()
     for name in set(names or ()) - {_ALL, *known}:
         raise UnknownNameError("experiment", name, [*known, _ALL])
@@ -119,8 +123,7 @@ def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, agai
     from testbed.report.claims import FILE
 
     for folder in (experiment.all_results, experiment.results, experiment.output):
-        folder.mkdir(parents=True, exist_ok=True)
-        paths.give_to_user(folder)
+        make_folder(folder)
     (experiment.output / FILE).unlink(missing_ok=True)  # verdicts must belong to the current results
     for number, step in enumerate(experiment.steps):
         stamp = experiment.output / f".step-{number}"

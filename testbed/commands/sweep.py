@@ -167,7 +167,7 @@ def run(
     networks = split_networks(profile)
     axes = {"codec": [codec], "profile": [networks if len(networks) > 1 else profile]}
     alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
-    if quick:
+    if quick and loaded.quick:
         alone["quick"] = {"cell": loaded.quick.get("cell", {})}
     alone["live_checks"] = 0
     choice = planning.Choice(quick, _with_flags(timing, device, [*chosen_flags, *overrides]))
@@ -186,7 +186,7 @@ def sweep(
     calibration: Annotated[
         Path | None, typer.Option(help="Take durations from this calibration.json, e.g. of another machine.")
     ] = None,
-    recalibrate: Annotated[bool, typer.Option("--recalibrate", help="Measure all durations again.")] = False,
+    recalibrate: Annotated[bool, typer.Option("--recalibrate", help="Measure missing runs' durations again.")] = False,
     live_checks: Annotated[
         int | None,
         typer.Option(min=0, help="Number of played cells to check with a live run; default: the experiment's."),
@@ -212,13 +212,14 @@ def sweep(
     environment = check_cluster_flags(executor, address, runtime_env)
     loaded = planning.load_experiment(experiment)
     choice = planning.Choice(quick, _with_flags(timing, device, overrides), only, exclude, repeats, cell)
-
     if executor == "ray":
         if live_checks:
             raise UserError("--live-checks runs cells live, which --executor ray does not: omit one of them")
         live_checks = 0
     if live_checks is not None:
         loaded = loaded.model_copy(update={"live_checks": live_checks})
+    if calibration is not None and recalibrate:
+        raise UserError("--calibration takes durations from a file, --recalibrate measures them: pass one of them")
     if calibration is not None and not calibration.is_file():
         raise UserError(f"there is no file {calibration}; sweeps write theirs to results/NAME/calibration.json")
     try:
@@ -255,8 +256,7 @@ def _sweep(
     from testbed.commands import planned
     from testbed.sweep.environment import hold_folder
 
-    folder = results / folder_name
-    stored.check_folder(folder)
+    stored.check_folder(folder := results / folder_name)
     # Running one cell again does not repeat the tuning.
     agenda, means = _agenda(experiment, choice, folder, engine, clock, again=again and not choice.cells)
     means = means._replace(**durations or {})
@@ -352,7 +352,7 @@ def report(
     folder: Annotated[
         Path, typer.Argument(help="An experiment's result folder; or their parent folder, for an index.")
     ] = Path("results"),
-    output: Annotated[Path | None, typer.Option(help="Page to write; default: report.html in the folder.")] = None,
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="Page; default: report.html there.")] = None,
     gantt: Annotated[
         str | None,
         typer.Option(metavar="CELL", help="Draw one step of this cell by stage into figures/, instead of the report."),
@@ -364,6 +364,8 @@ def report(
     """Write the report of an experiment's last sweep from its result files. Runs nothing."""
     from testbed.report import collect, index, tables
 
+    if sum(each is not None for each in (output, gantt, against)) > 1:
+        raise UserError("--output, --gantt and --against write different things: pass one of them")
     for named in (folder, *([] if against is None else [against])):
         if not named.is_dir():
             raise UserError(f"there is no result folder {named}; run a sweep first, or name another folder")

@@ -64,7 +64,7 @@ def draw(
     step: Annotated[int, typer.Option(help="First step to draw.")] = 0,
     steps: Annotated[int, typer.Option(help="Number of steps to draw.", min=1)] = 1,
     played: Annotated[
-        Path | None, typer.Option(help="Played times of this trace, as written by `testbed play -o`.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Played times, as `testbed play -o` writes them.")
     ] = None,
 ) -> None:
     """Draw a trace as a Gantt chart, with its played times or as if messages took no time."""
@@ -90,7 +90,7 @@ def draw(
 @app.command("export")
 def export_chakra(
     file: _TraceArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="NAME.et writes NAME.0.et, NAME.1.et, ...")],
+    output: Annotated[Path, typer.Option("-o", "--output", dir_okay=False, help="For NAME.0.et, NAME.1.et, ...")],
 ) -> None:
     """Write a trace as Chakra execution traces for ASTRA-sim, one file per node."""
     from testbed.trace.chakra import save_chakra
@@ -105,9 +105,9 @@ def export_chakra(
 
 @app.command("import")
 def import_chakra(
-    file: Annotated[Path, typer.Argument(metavar="NAME.et", help="Stands for NAME.0.et, NAME.1.et, ...")],
+    file: Annotated[Path, typer.Argument(metavar="NAME.et", dir_okay=False, help="For NAME.0.et, NAME.1.et, ...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
-    flops: Annotated[str | None, typer.Option(help="NPU speed, e.g. 10TFLOPS, if durations are missing.")] = None,
+    flops: Annotated[str | None, typer.Option(help="NPU speed, e.g. 10TFLOP/s, if durations are missing.")] = None,
 ) -> None:
     """Convert Chakra execution traces to a trace: compute, sends, receives, and collectives as messages."""
     from testbed.trace.chakra import load_chakra

@@ -334,7 +334,7 @@ def play_missing(
     """Play the cells without a result in `folder`. LabError if a cell cannot be played; the other results are kept.
     `play`: `play_jobs`, or what plays elsewhere.
     """
-    (folder / _FOLDER).mkdir(parents=True, exist_ok=True)
+    results.make_folder(folder / _FOLDER)
     errors = list[str]()
 
     def done(progress: Progress) -> None:

@@ -188,7 +188,7 @@ def _run_live(cells: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     # A codec that adapts to its link cannot be calibrated without one.
     own_pace = [cell for cell in own_pace if not parse_placement(cell.codec).measures]
     # Stored costs only: a calibration would take longer than most runs.
-    costs = playing.measured_costs(own_pace, folder, means, progress, 0).recipes
+    costs = playing.measured_costs(own_pace, folder, means._replace(calibration=None), progress, 0).recipes
     return controller.run_cells(cells, folder, means.engine_reason, progress, costs)
 
 

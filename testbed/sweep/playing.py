@@ -144,7 +144,7 @@ def measured_costs(
     if noisy := sum(any(duration.noisy for duration in durations) for durations in all_costs):
         progress.note(
             f"noisy durations in {noisy} of {len(all_costs)} recipes: calibration.json states their spread; repeat "
-            "with --recalibrate on a quieter machine"
+            "with --again --recalibrate on a quieter machine"
         )
     return calibration
 

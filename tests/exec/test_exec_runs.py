@@ -300,6 +300,12 @@ def wait_until(condition: object) -> None:
         (["--nodes", "3", "--profile", "cable+lte", "--", "true"], "2 profiles for a star of 3 nodes"),
         (["--topology", "line", "--nodes", "2", "--profile", "cable+lte", "--", "true"], "a line of 2 nodes"),
         (["--step-pattern", "(", "--", "true"], "not a regular expression"),
+        (["--codec", "p2p: int9", "--", "true"], "there is no codec 'int9'"),
+        (["--pace", "a1000", "--", "true"], "there is no device 'a1000'"),
+        (["--save", "/dev/null/base.json", "--", "true"], "name another file"),
+        (["--clock", "virtual", "--engine", "relay", "--", "true"], "add --clock real"),
+        (["--nodes", "0", "--", "true"], "Invalid value for '--nodes'"),
+        (["--fault", 'at="1s", for="1s", outage=true, link=["node-0"]', "--", "true"], "link is ['node-0']"),
         (["--ends-with", "7", "--", "true"], "does not list nodes"),
         (
             ["--topology", "line", "--profile", "cable+lte", "--ends-with", "3", "--", "true"],

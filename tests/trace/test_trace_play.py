@@ -43,6 +43,14 @@ def test_a_buffer_that_nobody_stated_is_spoken_of(tmp_path: Path) -> None:
         assert ("link-7Mbit-30ms has no stated buffer; the default 100ms is less than the round" in said) == spoken
 
 
+@pytest.mark.clock_kernel
+def test_a_folder_takes_the_times_of_a_single_play_too(tmp_path: Path) -> None:
+    pipeline(2, 2, 2).write(tmp_path / "a.trace")
+    (tmp_path / "kept").mkdir()
+    run_command("play", tmp_path / "a.trace", "--profile", "cable", "--clock", "virtual", "-o", tmp_path / "kept")
+    assert read_played(tmp_path / "kept" / "0-seed-0.played").steps == 2
+
+
 @pytest.mark.root
 def test_a_chakra_trace_is_played_over_links(tmp_path: Path) -> None:
     pipeline(2, 2, 1, work_ns=2_000_000, size=100_000).write(tmp_path / "a.trace")
