@@ -22,6 +22,8 @@ fail() {
   exit 1
 }
 
+printf '%s\n' 6.6 "$(uname -r)" | sort --version-sort --check=quiet ||
+  fail "the kernel $(uname -r) is older than 6.6, whose netem takes a seed; take Debian 13, Ubuntu 24.04 or later"
 ip link add v0 type veth peer name v1 2>/dev/null || fail 'this kernel makes no veth devices'
 
 # A module's file says little (containers, cloud kernels): the kernel must take the qdisc, with each effect, and say that it has it.

@@ -7,14 +7,14 @@ export DEBIAN_FRONTEND=noninteractive
 check=$checkout/vagrant/check_netem.sh # not beside $0: Vagrant runs a copy of this script that lies elsewhere
 
 if ! command -v apt-get >/dev/null; then
-  echo 'provision: this machine has no apt-get; take a box with Debian 12, Ubuntu 24.04 or later (TESTBED_BOX).' >&2
+  echo 'provision: this machine has no apt-get; take a box with Debian 13, Ubuntu 24.04 or later (TESTBED_BOX).' >&2
   exit 1
 fi
 apt-get -qq update
 apt-get -qq install -y --no-install-recommends make iproute2 kmod util-linux python3 python3-venv
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "provision: testbed needs Python 3.11 or newer, and this box has $(python3 --version);" \
-    'take a box with Debian 12, Ubuntu 24.04 or later (TESTBED_BOX).' >&2
+    'take a box with Debian 13, Ubuntu 24.04 or later (TESTBED_BOX).' >&2
   exit 1
 fi
 

@@ -307,7 +307,7 @@ _HEAD = """# Results for other programs
 
 ```
 python -m testbed export results/default --to csv          # or parquet: six tables; columns.csv describes them
-python -m testbed export results/default --to tensorboard  # needs pip install 'testbed[tensorboard]'
+python -m testbed export results/default --to tensorboard  # needs pip install '.[tensorboard]'
 python -m testbed export results/default --to perfetto     # one timeline per run, for https://ui.perfetto.dev
 ```
 

@@ -48,7 +48,7 @@ def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
     except ImportError as error:
         raise CapabilityError(
             f"event files need the package tensorboard, which cannot be imported ({error}); install it: "
-            "pip install 'testbed[tensorboard]'"
+            "pip install '.[tensorboard]'"
         ) from None
     made = []
     for recorded in map(RecordedRun, runs):

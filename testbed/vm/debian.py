@@ -27,7 +27,7 @@ SUITES = ("forky", "sid")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _INDEX = re.compile(r"'(?P<mirror>[^']+?)/+dists/[^']+/InRelease'")
 _SOURCE = re.compile(r"linux-source-(\d+(?:\.\d+)*)")
-_INSTEAD = "use a machine whose kernel has sch_netem (README: Vagrant, or a Lima virtual machine), or --engine relay"
+_INSTEAD = "use a machine whose kernel has sch_netem (docs/virtual-machines.md), or --engine relay"
 
 
 def mirrors(listing: str) -> list[str]:
