@@ -61,7 +61,7 @@ class RayCluster:
             import ray
         except ImportError:
             raise CapabilityError(
-                "--executor ray needs Ray, which is not installed; install it with: pip install '.[ray]'"
+                "--executor ray needs Ray, which is not installed; in the checkout: pip install '.[ray]'"
             ) from None
         self._ray, self._note = ray, note
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns of a later version

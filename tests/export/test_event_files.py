@@ -36,5 +36,5 @@ def test_without_tensorboard_one_message_says_what_to_install(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)  # as where it is not installed
-    with pytest.raises(CapabilityError, match=r"pip install 'testbed\[tensorboard\]'"):
+    with pytest.raises(CapabilityError, match=r"in the checkout: pip install '\.\[tensorboard\]'"):
         export(experiment, "tensorboard", tmp_path)
