@@ -21,7 +21,7 @@ class WarmUp:
     on_device = True
 
     def __init__(self, context: Context, inner: Codec, steps: int) -> None:
-        """Messages of the first `steps` steps are sent as fp32."""
+        """Messages of the first `steps` training steps are sent as fp32."""
         self.inner, self._first, self._steps = inner, Fp32(context), steps
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
@@ -33,4 +33,4 @@ class WarmUp:
         return self._of(key).decode(payload, key)
 
     def _of(self, key: MessageKey) -> Codec:
-        return self._first if key.step < self._steps else self.inner
+        return self._first if key.phase == "train" and key.step < self._steps else self.inner

@@ -47,7 +47,7 @@ def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise CapabilityError(
-            f"event files need the package tensorboard, which cannot be imported ({error}); install it in the checkout: "
+            f"event files need the package tensorboard, which cannot be imported ({error}); in the checkout: "
             "pip install '.[tensorboard]'"
         ) from None
     made = []

@@ -303,9 +303,10 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
         **{name: getattr(table, name) for name in ("topology", "sites", "duplex", "steps", "link_seed")},
     )
     if cell.scale > 1 and any(
-        link.background for link in (*cell.profiles, *(site.profile for site in table.sites or ()))
+        link.background or any(pipe.schedule or pipe.trace for pipe in link.pipes)
+        for link in (*cell.profiles, *(site.profile for site in table.sites or ()))
     ):
-        raise SpecError(f"{where}: packets divides rates, but not what background flows send; remove one of them")
+        raise SpecError(f"{where}: packets divides rates, but not those of background flows, schedules and traces")
     return cell
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from testbed.predict.cells import ChurnTable, Planned, PredictionCell, PredictionResult, changed
 from testbed.predict.churn import Churn, ChurnRound, Held, Presence, rounds
 from testbed.predict.hybrid_shapes import HybridShape
-from testbed.predict.scenarios import load_scenario
+from testbed.predict.scenarios import Scenario, load_scenario
 
 FILE = "rounds.csv"
 
@@ -125,7 +125,8 @@ def play_rounds(planned: Iterable[Planned], play: Play, find: Find) -> list[Roun
 def _training(planned: Planned) -> _Training:
     shape, churn = planned.cell.shape, ChurnTable.model_validate(planned.fields["churn"])
     assert isinstance(shape, HybridShape)
-    devices = load_scenario(str(planned.fields["scenario"])).devices()
+    stated = planned.fields["scenario"]
+    devices = load_scenario(stated if isinstance(stated, str) else Scenario.model_validate(stated)).devices()
     sites = {at: device.churn for at, device in zip(shape.sites, devices, strict=False)}
     replicas = [sorted({shape.sites[device] for device in own}) for own in shape.devices()]
     return _Training(planned, churn, replicas, sites, shape.star)

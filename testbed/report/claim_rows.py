@@ -129,8 +129,10 @@ class ClaimRow(Frozen):
         ends = facts["low"], facts["high"]
         if None in ends:
             return None
-        sides = {bool(_RULES[name](end, facts[bound] if isinstance(bound, str) else bound)) for end in ends}
-        return sides.pop() if len(sides) == 1 else None
+        limit = facts[bound] if isinstance(bound, str) else bound
+        sides = {bool(_RULES[name](end, limit)) for end in ends}
+        around = name == "near" and ends[0] < limit < ends[1]  # an interval that is wide, but not elsewhere
+        return sides.pop() if len(sides) == 1 and (sides == {True} or not around) else None
 
 
 def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:

@@ -110,7 +110,8 @@ def _target_seconds(folder: Path, runs: Any, target: float | None) -> list[float
     for key, points in tested.groupby(_RUN):
         at = crossing([LossPoint(int(p.step), float(p.end_s), float(p.loss)) for p in points.itertuples()], target)
         reached[key] = None if at is None else at.seconds
-    return [reached.get((run.cell_id, run.run)) for run in runs.itertuples()]
+    resumed = {(run.cell_id, run.run) for run in runs.itertuples() if pandas.notna(getattr(run, "resumed_at", None))}
+    return [None if key in resumed else reached.get(key) for key in zip(runs.cell_id, runs.run, strict=True)]
 
 
 # ---------------------------------------------------------------------- tuning and certificates

@@ -16,9 +16,9 @@ from testbed.metrics.verdicts import MEASURES, Judgement, Measure, judge
 from testbed.records import NEAR_FLOOR
 from testbed.results import CompareSpec
 
-_MATHS = ("workload.", "pipeline.", "optimiser.", "training.")
+_MATHS = ("workload.", "pipeline.", "data.", "job.", "optimiser.", "training.")
 """Fields of a cell that determine its losses."""
-_TIMES = ("topology", "engine", "timing", "clock", "codec_cost", "codec_rates.", "compute.", "played_steps")
+_TIMES = ("topology", "engine", "timing", "clock", "codec_", "compute.", "played_steps", "fault", "tcp_rto")
 """Further fields that determine its times."""
 _SEED, _CODEC = "training.seed", "codec"
 _JUDGED = ("n", "paired", "rule", "detectable", "effect", "verdict", "words")
@@ -118,7 +118,9 @@ def _judged(measure: Measure, ours: Any, base: Any, effect: float | None, looks:
             first = ordered[values.notna()].drop_duplicates("seed")
             sides.append(dict(zip(first.seed, first[_COLUMN[measure]].astype(float), strict=True)))
         else:
-            place = ordered.groupby("seed").cumcount()
+            if measure == "time_to_loss":  # runs of a seed are one training over other draws of the links
+                values = values.groupby(ordered.seed).transform("mean")
+            place = ordered.groupby("seed").cumcount() * (measure == "speed_up")
             keys = zip(ordered.seed, place, strict=True)
             sides.append({key: value for key, value in zip(keys, values, strict=True) if value > 0})
     first_side, second = sides

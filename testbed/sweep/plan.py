@@ -189,6 +189,8 @@ def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
     content["axes"] = dict(content["axes"])
     for text in choice.overrides:
         name, value = parse_assignment(text, "--set")
+        if experiment.tune is not None and name == experiment.tune.field:
+            raise SpecError(f"--set {text}: {where} tunes {name}; use `run --like`, or change the values of [tune]")
         if any(name in dict(flatten(variant)) for variant in content["variants"]):
             raise SpecError(
                 f"--set {text}: {name} is set by the [[variants]] of {where}; choose among them with --only"

@@ -137,7 +137,8 @@ def measured_costs(
     known: dict[str, Any] = {kind: getattr(calibration, kind) for kind in kinds}
     if before is not None:
         known = {kind: getattr(before, kind) | known[kind] for kind in kinds}
-    results.write_json(path, calibration.model_copy(update=known))
+    if budget_s or before is None:  # otherwise nothing was measured, and it stays that of the machine that it is of
+        results.write_json(path, calibration.model_copy(update=known))
     all_costs = [[one for stage in costs for one in stage.durations] for costs in calibration.recipes.values()]
     all_costs += [[one for place in costs for one in place.durations] for costs in calibration.jobs.values()]
     all_costs += [costs.durations for costs in calibration.replicas.values()]

@@ -248,11 +248,12 @@ class Coder:
     # ------------------------------------------------------------------ checkpoints
     def state_dict(self) -> dict[str, Any]:
         """Return the state of its codecs on this rank, between two steps."""
-        peers = {
+        peers = dict(self._loaded.get("peers", {})) | {
             peer: {"memory": to.boundary.memory.state(), "sent": to.sent.steps, "received": to.received.steps}
             for peer, to in self._peers.items()
         }
         exchanges = {key: coded.memory.state() for key, coded in self._exchanges.items()}
+        exchanges = {**self._loaded.get("exchanges", {}), **exchanges}  # of what was loaded and not used yet, too
         positions = {name: position.steps for name, position in self._positions.items()}
         return {"peers": peers, "exchanges": exchanges, "positions": positions}
 

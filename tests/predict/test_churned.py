@@ -15,6 +15,7 @@ from testbed.predict import cells
 from testbed.predict.cells import Planned, PredictionCell, PredictionResult
 from testbed.predict.churned import play_rounds
 from testbed.predict.hybrid_shapes import HybridShape
+from testbed.predict.scenarios import load_scenario
 from testbed.vm import find_clock_kernel
 from tests.known import known
 
@@ -90,6 +91,15 @@ def test_steps_follow_each_other_and_what_takes_place_was_played(tmp_path: Path)
     assert {(row.away, row.returning) for row in pipeline} == {("", "")}
     assert sum(row.waited_s for row in pipeline) > 0
     assert rows == play_rounds(planned, played.play, played.find), "the same seeds, the same absences"
+
+
+def test_a_scenario_that_is_stated_is_as_good_as_its_name(tmp_path: Path) -> None:
+    named = planned_of(tmp_path, FILE)
+    scenario = load_scenario("community").model_dump(mode="json", exclude_none=True)
+    stated = [each._replace(fields={**each.fields, "scenario": scenario}) for each in named]
+    played = Played()
+    played.play(named)
+    assert play_rounds(stated, played.play, played.find) == play_rounds(named, played.play, played.find)
 
 
 def test_a_file_without_churn_has_no_rounds_and_cells_are_those_without(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_one_tolerance_bounds_a_published_number_on_both_sides(ratio: float, pub
     met = row(near="published", grade="C", source="a paper").decided(facts) == "arithmetic reproduced"
     assert met is (abs(ratio * published / published - 1) <= claim_rows.NEAR)
     assert row(near="published").decided({**facts, "low": 0.0, "high": published}) == "not resolved"
+    around = {**facts, "low": published / 2, "high": published * 2}
+    assert row(near="published").decided(around) == "not resolved", "wide, but not elsewhere"
 
 
 ROWS = """

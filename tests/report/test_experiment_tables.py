@@ -118,6 +118,32 @@ def test_times_are_compared_over_one_network_and_claims_by_what_they_name(tables
     assert claims.verdict["its rate matters"] == "fails"
 
 
+def test_settings_of_any_kind_are_kept_apart_and_a_trainings_runs_are_one_seed() -> None:
+    rows = [
+        {
+            "codec": codec,
+            "profile": "home",
+            "seed": seed,
+            "run": run,
+            "tuned_field": "",
+            "stated": False,
+            "exact": False,
+        }
+        | {"data.local_steps": steps, "fault": fault, "step_s": step_s, "target_s": step_s, "validation_loss": loss}
+        for codec, share in (("fp32", 1.0), ("int8", 0.5))
+        for seed in range(3)
+        for run in (1, 2, 3)
+        for steps, loss in ((1, 3.0), (8, 3.5))
+        for fault, late in (("none", 1.0), ("outage", 3.0))
+        for step_s in [share * late * (1 + 0.01 * seed + 0.1 * run)]
+    ]
+    found = experiment_verdicts.compared(pandas.DataFrame(rows), CompareSpec(**ASKED.model_dump(exclude={"claims"})))
+    assert found.groupby("measure").size().to_dict() == {"loss": 2, "speed_up": 4, "time_to_loss": 4}
+    assert set(found[found.measure == "speed_up"].n) == {9}
+    assert set(found[found.measure == "time_to_loss"].n) == {3}
+    assert (found[found.measure != "loss"].value - 2).abs().max() < 1e-9
+
+
 def test_tuning_and_its_check_are_listed_by_value_and_seed(tables: experiment_tables.Tables) -> None:
     tuning = tables.tuning
     assert len(tuning) == 3 * 3 * 2 + 3 * 2

@@ -38,6 +38,8 @@ def test_what_variants_state_cannot_be_set_and_the_short_form_has_variants_of_it
     with pytest.raises(SpecError, match="codec_cost is set by the"):
         plan.apply_choice(experiment, plan.Choice(overrides=overrides))
     assert plan.apply_choice(experiment, plan.Choice(quick=True, overrides=overrides)).cell["codec_cost"] == "zero"
+    with pytest.raises(SpecError, match=r"tunes optimiser\.learning_rate"):
+        plan.apply_choice(plan.load_experiment("topk_knee"), plan.Choice(overrides=["optimiser.learning_rate=0.01"]))
 
 
 def test_cells_are_the_product_of_the_axes_first_axis_slowest(default: plan.Experiment) -> None:
