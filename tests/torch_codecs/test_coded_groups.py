@@ -173,6 +173,10 @@ def collectives(first: int = 0, until: int = STEPS, saved: Any = None) -> dict[s
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if saved is not None:
         coded.load_state_dict(saved[rank])
+        for group, state in coded.state_dict().items():  # a checkpoint before anything was used
+            assert all(
+                state[kind].keys() == saved[rank][group][kind].keys() != set() for kind in ("peers", "exchanges")
+            )
     done = []
     for step in range(first, until):
         own = drawn(rank, step)
