@@ -1,5 +1,5 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
-# make check    run the tests that need no privilege, no network and little time: 10 to 40 processor minutes
+# make check    run the tests that need no privilege, no network and little time: 40 processor minutes at worst
 # make test     test what this machine can test, with a rotating quarter of the slow tests: four runs in a row cover them
 #               all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). Tests decided by time run in
 #               a guest with a virtual clock

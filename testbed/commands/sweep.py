@@ -352,7 +352,7 @@ def report(
     folder: Annotated[
         Path, typer.Argument(help="An experiment's result folder; or their parent folder, for an index.")
     ] = Path("results"),
-    output: Annotated[Path | None, typer.Option(dir_okay=False, help="Page; default: report.html there.")] = None,
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="Page; default: FOLDER/report.html.")] = None,
     gantt: Annotated[
         str | None,
         typer.Option(metavar="CELL", help="Draw one step of this cell by stage into figures/, instead of the report."),

@@ -130,9 +130,9 @@ class ClaimRow(Frozen):
         if None in ends:
             return None
         limit = facts[bound] if isinstance(bound, str) else bound
-        sides = {bool(_RULES[name](end, limit)) for end in ends}
-        around = name == "near" and ends[0] < limit < ends[1]  # an interval that is wide, but not elsewhere
-        return sides.pop() if len(sides) == 1 and (sides == {True} or not around) else None
+        inside = [limit] if name == "near" and ends[0] < limit < ends[1] else []
+        sides = {bool(_RULES[name](each, limit)) for each in (*ends, *inside)}
+        return sides.pop() if len(sides) == 1 else None
 
 
 def claims(program: Mapping[str, Any], folder: Path) -> list[Claim]:

@@ -117,10 +117,11 @@ def _judged(measure: Measure, ours: Any, base: Any, effect: float | None, looks:
         if measure == "loss":
             first = ordered[values.notna()].drop_duplicates("seed")
             sides.append(dict(zip(first.seed, first[_COLUMN[measure]].astype(float), strict=True)))
+        elif measure == "time_to_loss":  # runs of a seed are one training over other draws of the links
+            means = values.groupby(ordered.seed).mean()
+            sides.append(means[means > 0].to_dict())
         else:
-            if measure == "time_to_loss":  # runs of a seed are one training over other draws of the links
-                values = values.groupby(ordered.seed).transform("mean")
-            place = ordered.groupby("seed").cumcount() * (measure == "speed_up")
+            place = ordered.groupby("seed").cumcount()
             keys = zip(ordered.seed, place, strict=True)
             sides.append({key: value for key, value in zip(keys, values, strict=True) if value > 0})
     first_side, second = sides

@@ -248,14 +248,14 @@ class Coder:
     # ------------------------------------------------------------------ checkpoints
     def state_dict(self) -> dict[str, Any]:
         """Return the state of its codecs on this rank, between two steps."""
-        peers = dict(self._loaded.get("peers", {})) | {
+        peers = {
             peer: {"memory": to.boundary.memory.state(), "sent": to.sent.steps, "received": to.received.steps}
             for peer, to in self._peers.items()
         }
         exchanges = {key: coded.memory.state() for key, coded in self._exchanges.items()}
-        exchanges = {**self._loaded.get("exchanges", {}), **exchanges}  # of what was loaded and not used yet, too
         positions = {name: position.steps for name, position in self._positions.items()}
-        return {"peers": peers, "exchanges": exchanges, "positions": positions}
+        used = {"peers": peers, "exchanges": exchanges}  # beside what was loaded and not used yet
+        return {kind: {**self._loaded.get(kind, {}), **now} for kind, now in used.items()} | {"positions": positions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. A state of another codec is a CodecError when the codec is first used."""
