@@ -254,7 +254,7 @@ class Coder:
         }
         exchanges = {key: coded.memory.state() for key, coded in self._exchanges.items()}
         positions = {name: position.steps for name, position in self._positions.items()}
-        used: dict[str, dict[Any, Any]] = {"peers": peers, "exchanges": exchanges}  # beside what was loaded and not used yet
+        used: dict[str, dict[Any, Any]] = {"peers": peers, "exchanges": exchanges}  # the rest waits
         return {kind: {**self._loaded.get(kind, {}), **now} for kind, now in used.items()} | {"positions": positions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
