@@ -56,7 +56,8 @@ def test_the_second_suite_and_the_second_mirror_are_tried(work: Path, monkeypatc
 def test_packages_that_no_mirror_has(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAS", "no such mirror")
     with pytest.raises(
-        GuestKernelError, match=r"(?s)linux-source.*Vagrant.*mirror\.example/debian sid: .*E: no such package"
+        GuestKernelError,
+        match=r"(?s)linux-source.*virtual-machines.md.*mirror\.example/debian sid: .*E: no such package",
     ):
         debian.download(work, exactly=False)
     with pytest.raises(CapabilityError, match=r"(?s)cannot get linux-source.*mirror\.example/debian sid: .*no such"):
