@@ -90,7 +90,7 @@ def find_fault(path: Path, subject: Callable[[], str]) -> str:
         try:
             if (size := file.stat().st_size) != entry.bytes:
                 return f"{name} has {size:,} bytes, but {entry.bytes:,} were written"
-            if _sha256(file) != entry.sha256:
+            if digest(file) != entry.sha256:
                 return f"{name} is altered"
         except (OSError, SpecError) as error:
             return f"cannot read {name}: {error}"
@@ -123,9 +123,12 @@ def _text(version: str, subject: str, files: Mapping[str, FileEntry]) -> str:
     return unsealed.model_copy(update={"seal": subject_of(unsealed)}).model_dump_json(indent=1) + "\n"
 
 
-def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file; an unchanged file is read only once."""
-    stat = path.stat()
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file; an unchanged file is read only once. SpecError if it cannot be read."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}") from None
     version = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     read = _known if time.time_ns() - stat.st_ctime_ns > _SETTLED_NS else _known.__wrapped__
     return read(path, *version)

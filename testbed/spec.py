@@ -716,6 +716,9 @@ class Trained(Frozen):
     """A job of another kind, which replaces both."""
     optimiser: OptimiserSpec
     training: TrainingSpec
+    outside: str | None = Field(default=None, exclude_if=is_none)
+    """SHA-256 of files that also determine the numbers: modules of third-party codecs and jobs, and a local text.
+    Filled in when a cell is resolved, so that no result of an earlier version of them is reused."""
 
     @property
     def parallelism(self) -> Parallelism:

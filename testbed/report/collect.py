@@ -179,7 +179,7 @@ def _network_order(links: Links) -> tuple[float, float, str]:
 
 def _settings(cell: Cell) -> dict[str, Any]:
     """Return the fields of a cell that separate groups, by dotted name; lists become text, which is hashable."""
-    fields = flatten(cell.model_dump(mode="json", exclude={"codec", "profiles", "sites", "fault"}))
+    fields = flatten(cell.model_dump(mode="json", exclude={"codec", "outside", "profiles", "sites", "fault"}))
     return {"fault": cell.fault_words} | {
         name: json.dumps(value) if isinstance(value, list) else value for name, value in fields
     }

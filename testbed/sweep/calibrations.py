@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import testbed
 from testbed import paths, results
-from testbed.codecs.catalogue import placement, table
 from testbed.errors import ResultsError, UserError, status_of
 from testbed.frozen import Frozen, canonical_json
 from testbed.jobs.kind import JobKind
@@ -162,11 +161,13 @@ class _Keys:
 
     def subject(self, subject: Recipe) -> Path:
         """Return the file of one subject."""
-        return self._file("subject", subject, _hash_of_strangers(subject))
+        return self._file("subject", subject)
 
     def maths(self, subject: Recipe) -> Path:
         """Return the file of the maths that a subject shares with others."""
-        return self._file("maths", subject.model_copy(update={"codec": "none", **_without_answer(subject)}), "")
+        return self._file(
+            "maths", subject.model_copy(update={"codec": "none", "outside": None, **_without_answer(subject)})
+        )
 
     def kept(self, subject: Recipe) -> tuple[str, object, str] | None:
         """Return the field of `Calibration` for a subject, its stored durations, and the time of the latest; None if
@@ -189,8 +190,8 @@ class _Keys:
         stages = [dict(stage) | dict(codec) for stage, codec in zip(maths, own.codecs, strict=True)]
         return "recipes", tuple(map(StageCosts.model_validate, stages)), taken_at
 
-    def _file(self, kind: str, subject: Recipe, more: str) -> Path:
-        content = f"{kind}\n{canonical_json(subject)}\n{more}\n{sorted(self._here.items())}"
+    def _file(self, kind: str, subject: Recipe) -> Path:
+        content = f"{kind}\n{canonical_json(subject)}\n{sorted(self._here.items())}"
         return self._folder / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
 
 
@@ -223,17 +224,6 @@ def hash_of_sources(folders: Iterable[str]) -> str:
     files = (path for folder in folders for path in (package / folder).rglob("*"))
     for path in sorted(path for path in files if path.suffix in (".py", ".toml")):
         total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
-    return total.hexdigest()
-
-
-def _hash_of_strangers(subject: Recipe) -> str:
-    """Hash the third-party modules of a recipe's codecs and kind of job."""
-    total = hashlib.blake2b(digest_size=16)
-    names = {part.name for spec in placement.parse_placement(subject.codec).specs() for part in spec.parts()}
-    names |= {subject.job.kind} if isinstance(subject.job, JobKind) else set()
-    for name in sorted(name for name in names if ":" in name):
-        origin = table.locate_module(name.partition(":")[0], name).origin
-        total.update(f"{name}\n".encode() + (Path(origin).read_bytes() if origin else b""))
     return total.hexdigest()
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from testbed import devices
+from testbed import devices, manifest
 from testbed.codecs.catalogue import placement as codecs
-from testbed.codecs.catalogue.codec_spec import parse_codec
+from testbed.codecs.catalogue import table
+from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.errors import SpecError, UnknownNameError, UserError
 from testbed.faults import read_faults
 from testbed.frozen import explain
@@ -33,7 +36,7 @@ from testbed.spec import (
     Paced,
     TextSpec,
 )
-from testbed.workloads import checkpoints
+from testbed.workloads import checkpoints, texts
 from testbed.workloads import models as workloads
 
 
@@ -53,8 +56,8 @@ def resolve_cell(
     cell that states `calibrated` becomes `measured`.
     """
     content = dict(fields)
-    if "profiles" in content:
-        raise UnknownNameError(f"key of {where}", "profiles", ("profile",))
+    for name in content.keys() & {"profiles", "outside"}:
+        raise UnknownNameError(f"key of {where}", name, ("profile",))
     for name in ("clock", "engine"):
         if name in content:
             raise SpecError(
@@ -115,9 +118,14 @@ def resolve_cell(
         changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
         # Equivalent codec texts make the same cell.
         codec = codecs.parse_placement(cell.codec).over(cell.boundaries)
+        messages = list(codec.specs())
         if isinstance(data := cell.parallelism, DataParallelSpec):
             changes["data"] = _checked_data(data, codec, where)
             _check_data_means(cell, data, durations, changes, where)
+            messages += [] if (answer := changes["data"].answer) is None else [parse_codec(answer)]
+        if isinstance(cell.parallelism, JobKind):
+            _check_tensors(messages, "a job of a table `job` sends tensors outside of a pipeline", where)
+        changes["outside"] = _digest_outside(cell, messages)
         cell = Cell(**dict(cell) | changes | {"codec": codec.text, "compute": durations})
     except ValidationError as error:
         raise explain(error, Cell, where) from None
@@ -152,6 +160,21 @@ def resolve_cell(
     return cell
 
 
+def _digest_outside(cell: Cell, specs: Iterable[CodecSpec]) -> str | None:
+    """Hash the modules of third-party codecs and jobs, and the files of a local text; None without any. SpecError if
+    one is missing.
+    """
+    names = {part.name for spec in specs for part in spec.parts()}
+    names |= {cell.job.kind} if isinstance(cell.job, JobKind) else set()
+    found = (table.locate_module(name.partition(":")[0], name).origin for name in sorted(names) if ":" in name)
+    files = [Path(origin) for origin in found if origin]
+    text = cell.workload.text if isinstance(cell.workload, TextSpec) else None
+    if text is not None and text not in texts.BUNDLED and texts.hub_set(text, "text") is None:
+        files += texts.local_files(text)
+    digests = "".join(map(manifest.digest, files))
+    return hashlib.sha256(digests.encode()).hexdigest() if digests else None
+
+
 def _durations(cell: Cell, compute: Any, where: str) -> Compute:
     """Return the durations that a cell's compute asks for; in data parallel training, of one worker's micro-batch."""
     match cell.parallelism:
@@ -171,13 +194,7 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
     """
     answer = None if data.answer is None else parse_codec(data.answer)
     sent = [messages.at(worker, "backward") for worker in range(data.workers)]
-    for spec in (*sent, *([] if answer is None else [answer])):
-        for part in spec.parts():
-            if part.row.hook or part.row.pairs or part.row.measures:
-                raise SpecError(
-                    f"{where}: codec {spec.text}: {part.name} needs activations or adapts to its link, but data "
-                    "parallel training sends gradients; use a codec that needs neither, for example ef(topk(0.01))"
-                )
+    _check_tensors((*sent, *([] if answer is None else [answer])), "data parallel training sends gradients", where)
     if data.exchange in ("all-reduce", "pairs") and (len(set(sent)) > 1 or not sent[0].row.linear):
         what = "whose partial sums are encoded at every hop" if data.exchange == "all-reduce" else "which sends weights"
         raise SpecError(
@@ -190,6 +207,17 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
             "worker at different steps; use a codec that only rounds and has no state: fp32, bf16 or fp16"
         )
     return data.model_copy(update={"answer": None if answer is None else answer.text})
+
+
+def _check_tensors(specs: Iterable[CodecSpec], why: str, where: str) -> None:
+    """Raise SpecError for a codec that works between the stages of a pipeline only."""
+    for spec in specs:
+        for part in spec.parts():
+            if part.row.hook or part.row.pairs or part.row.measures:
+                raise SpecError(
+                    f"{where}: codec {spec.text}: {part.name} needs activations or adapts to its link, but {why}; use "
+                    "a codec that needs neither, for example ef(topk(0.01))"
+                )
 
 
 def _check_data_means(

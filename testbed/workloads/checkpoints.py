@@ -6,13 +6,12 @@ also have a seal, in the format of sha256sum, so that altered ones are refused.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import subprocess
 from pathlib import Path
 
-from testbed import paths
+from testbed import manifest, paths
 from testbed.errors import SpecError, StageError
 from testbed.process import command_line
 from testbed.spec import TextSpec
@@ -65,10 +64,9 @@ def weights_digest(model: str) -> str | None:
         return None
     files = weight_files(models.checkpoint_folder(model))
     try:
-        states = [path.stat() for path in files]
-    except OSError as error:
-        raise SpecError(f"model {model!r}: cannot read {error.filename}: {error.strerror}") from None
-    digests = [_digest(path, state.st_mtime_ns, state.st_size) for path, state in zip(files, states, strict=True)]
+        digests = [manifest.digest(path) for path in files]
+    except SpecError as error:
+        raise SpecError(f"model {model!r}: {error}") from None
     sealed = files[0].with_name(SEAL)
     if sealed.is_file():
         lines = (line.partition("  ") for line in sealed.read_text(encoding="utf8").splitlines())
@@ -96,12 +94,6 @@ def _again(model: str, folder: Path) -> str:
     if model in models.MADE:
         return f"remove {folder} and make it again: python -m {models.MADE[model]}"
     return "restore the weights"
-
-
-@functools.lru_cache(maxsize=64)
-def _digest(path: Path, changed_ns: int, size: int) -> str:
-    """Return the digest of a file in its current version, cached because many cells share weights."""
-    return paths.digest(path)
 
 
 def make(model: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
 from testbed.codecs.catalogue import table
 from testbed.errors import SpecError
+from testbed.spec import recipe_of
 from testbed.sweep import plan
 
 
@@ -37,6 +39,22 @@ def test_a_cell_is_named_by_its_codec_within_what_a_folder_s_name_may_be(default
     ((_, long),) = cells(default, "json:JSONDecoder(" + ", ".join(f"word{i}" for i in range(60)) + ")")
     assert re.fullmatch(r"[\w+-]+", long)
     assert len(long) < 180
+
+
+def test_an_edited_module_or_text_is_another_cell(
+    default: plan.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module, text = tmp_path / "edited_codec.py", tmp_path / "text.txt"
+    seen = set()
+    for words, code in (("one", "a = 1"), ("one", "a = 2"), ("two", "a = 2"), ("one", "a = 1")):
+        module.write_text(code)
+        text.write_text(words)
+        own = plan.cells(default, "relay", overrides=["codec='ef(edited_codec:Codec)'", "profile=cable"])
+        read = plan.cells(default, "relay", overrides=["codec=int8", "profile=cable", f"workload.text='{text}'"])
+        seen.add((own[0].id, recipe_of(own[0]).id, read[0].id, recipe_of(read[0]).id))
+    assert [len(set(column)) for column in zip(*seen, strict=True)] == [2] * 4, "as many as versions of its file"
+    assert plan.cells(default, "relay", overrides=["codec=int8", "profile=cable"])[0].outside is None
 
 
 def test_conditions_on_codecs_go_by_what_they_mean(default: plan.Experiment) -> None:
