@@ -75,13 +75,15 @@ def test_a_killed_live_run_resumes_with_the_losses_of_an_undisturbed_one(name: s
         assert arena.start(*kept).wait(chaos.PATIENCE_S) == 0, arena.said
         assert "resumes from its newest valid checkpoint" in arena.said
         assert not list(arena.work.rglob("checkpoint-*"))
+        (run,) = map(Run, arena.work.glob("results/*/*/run-1"))
+        resumed, summary = run.all_steps(), run.summary
         assert arena.start(*kept, "--again").wait(chaos.PATIENCE_S) == 0, arena.said
         assert not arena.residue()
-    resumed, undisturbed = (Run(next(arena.work.glob(f"results/*/*/run-{number}"))) for number in (1, 2))
-    assert resumed.summary is not None
-    begun = resumed.summary.resumed_at or 0
+    assert run.summary != summary
+    assert summary is not None
+    begun = summary.resumed_at or 0
     assert begun >= 12
-    assert resumed.summary.ended == "steps"
-    for ours, theirs in zip(resumed.all_steps(), undisturbed.all_steps(), strict=True):
+    assert summary.ended == "steps"
+    for ours, theirs in zip(resumed, run.all_steps(), strict=True):
         losses = {(each.phase, each.step): each.loss for each in theirs if each.step >= begun}
         assert {(each.phase, each.step): each.loss for each in ours} == losses

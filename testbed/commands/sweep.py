@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 ExperimentArgument = Annotated[str, typer.Argument(help="Name of an experiment, or the path of its sweep.toml.")]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="Use the experiment's short form.")]
-AgainFlag = Annotated[bool, typer.Option("--again", help="Run finished cells again.")]
+AgainFlag = Annotated[bool, typer.Option("--again", help="Run finished cells again, setting earlier runs aside.")]
 
 
 def plan(
@@ -289,7 +289,7 @@ def _sweep_into(
         say(f"{finished} of {len(agenda.cells)} cells are already finished")
     if not (choice.cells and (folder / "sweep.json").exists()):
         stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, typed(*sys.argv[1:])))
-    failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
+    failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder), again=again)
     swept = [cell.id for cell in agenda.cells]
     groups = collect.groups(collect.read_runs(collect.latest(folder, swept)))
     out.print(tables.table_of(groups))

@@ -166,10 +166,12 @@ def untried(cells: Iterable[Cell], folder: Path, *, again: bool = False) -> tupl
     return tuple(cell for cell in cells if not known(cell))
 
 
-def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress) -> list[TestbedError]:
+def make_runs(
+    runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress, *, again: bool = False
+) -> list[TestbedError]:
     """Make runs, played ones first; return the errors of those that failed. See `playing`, `live_virtual` and
-    `controller.run_cells`. Altered and unfinished runs of the same cells are set aside. The caller holds the folder's
-    lock.
+    `controller.run_cells`. Altered and unfinished runs of the same cells are set aside; `again`: and finished ones, so
+    that durations measured since do not mix with earlier ones. The caller holds the folder's lock.
     """
     played = [cell for cell in runs if cell.timing == "played"]
     in_guests = [cell for cell in runs if cell.timing == "live" and cell.clock == "virtual"]
@@ -178,7 +180,8 @@ def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakePr
     for cells, make in ((played, playing.play_cells), (in_guests, live_virtual.run_cells), (live, _run_live)):
         if cells:
             with progress(cells) as following:
-                results.set_aside(folder, dict.fromkeys(cell.id for cell in cells), following.note)
+                ids = dict.fromkeys(cell.id for cell in cells)
+                results.set_aside(folder, ids, following.note, finished_too=again)
                 failures += make(cells, folder, means, following)
     return failures
 
@@ -209,7 +212,7 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
         if played := [cell for cell in cells if cell.timing == "played"]:
             with progress(played) as following:
                 playing.train_cells(played, folder, means, following)
-        make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress)
+        make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress, again=again)
         more = tune.further(asked, agenda.combinations, tried, loss_of, agenda.engine, agenda.clock)
         tried += more
     record = tune.settle(asked, tried, loss_of)

@@ -70,6 +70,6 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
 @functools.cache
 def known_fields() -> dict[str, Any]:
     """Return every field that an experiment may state, by dotted name, with its default."""
-    otherwise = ("schema_version", "engine", "profiles", "outside", "compute")  # not stated in files, or in another form
+    otherwise = "schema_version", "engine", "profiles", "outside", "compute"  # not stated, or in another form
     fields = {name: default for name, default in _walk(Cell) if name.partition(".")[0] not in otherwise}
     return {"profile": None, **fields, **{f"compute.{key}": None for key in _COMPUTE}, "compute.dilation": 1}

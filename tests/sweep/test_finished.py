@@ -146,6 +146,9 @@ def test_a_run_that_was_killed_is_set_aside_and_one_that_failed_is_kept(tmp_path
     results.set_aside(tmp_path, [CELL.id], notes.append)
     assert [note.partition(" ")[0] for note in notes] == [f"{CELL.id}/run-2"]
     assert [run.number for run in results.runs(tmp_path)] == [1]
+    results.set_aside(tmp_path, [CELL.id], notes.append, finished_too=True)
+    assert (list(results.runs(tmp_path)), len(notes)) == ([], 1), "it is made again"
+    assert failed.folder.with_name("run-1.aside").is_dir()
 
 
 def test_a_run_killed_before_its_cell_was_written_stops_no_report(tmp_path: Path) -> None:
