@@ -302,6 +302,8 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
         scale=small if table.packets else 1,
         **{name: getattr(table, name) for name in ("topology", "sites", "duplex", "steps", "link_seed")},
     )
+    if cell.duplex == "inbound" and (None in (uplinks := {link.up for link in cell.profiles}) or len(uplinks) > 1):
+        raise SpecError(f"{where}: duplex is inbound, which needs uplinks of one rate and delay; use duplex = 'full'")
     if cell.scale > 1 and any(
         link.background or any(pipe.schedule or pipe.trace for pipe in link.pipes)
         for link in (*cell.profiles, *(site.profile for site in table.sites or ()))
@@ -415,9 +417,8 @@ def compute_ideal(cell: PredictionCell, begins_ns: Sequence[int] = ()) -> dict[s
     trace = cell.shape.trace(steps)
     lab = cell.topology, cell.profiles, cell.shape.nodes, cell.sites
     if cell.duplex == "inbound":
-        (pipe,) = {profile.up for profile in cell.profiles}
-        if pipe is None:
-            raise SpecError(f"cell {cell.id}: an inbound wire needs the rate of the uplinks, but they have none")
+        pipe = cell.profiles[0].up
+        assert pipe is not None, "the cell was checked"
         links: InboundWire | Pipes = InboundWire(pipe.rate_bps, pipe.delay_ns)
     else:
         links = Pipes(*lab)

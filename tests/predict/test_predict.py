@@ -156,6 +156,7 @@ SCENARIO += "variants = [{{ replicas = [3] }}, {{ replicas = [1, 2] }}]\n"
         (FILE.replace("[cell]", '[cell]\nparallelism = "tensor"'), "tensor"),
         (FILE.replace("cell.play", "cell.plays"), "plays"),
         (SCENARIO.format('links = "datacenter"\n'), "the scenario determines the links"),
+        (SCENARIO.format('duplex = "inbound"\n'), "inbound, which needs uplinks of one rate"),
     ],
 )
 def test_a_slip_is_named(tmp_path: Path, text: str, said: str) -> None:
