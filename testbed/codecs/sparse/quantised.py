@@ -177,9 +177,9 @@ class ChunkTopK(QuantisedTopK):
 class Cocktail(QuantisedTopK):
     """CocktailSGD's three methods in one: a random sample, its largest values, a few bits per value.
 
-    Both ends, and all workers with the same seed, draw the same sample from the message key: one of every ten
-    neighbours. The published code draws a mask once and shifts it from step to step. Codes are symmetric about zero,
-    with a bf16 step per 128 kept values: as many bits as the published fp16, and fp32's range.
+    Both ends draw the same sample from the message key, each worker its own: one of every ten neighbours. The published
+    code draws a mask once, for all workers, and shifts it from step to step. Codes are symmetric about zero, with a
+    bf16 step per 128 kept values: as many bits as the published fp16, and fp32's range.
 
     Law: the error of a kept value is at most half a step; the others are zero. Bits per value: (1 + share * (bits +
     16/128)) / every, including the bitmap of the sample's kept values. Stateless; meant for use inside `ef`.
