@@ -144,3 +144,14 @@ def test_an_example_of_another_shape_is_new() -> None:
         assert torch.equal(sender.examples.gather([("train", (5,)), ("train", (6,))], (3, width)), decoded)
         assert int(sender.shared()["train/5/visit"]) == (1 if step in (1, 3) else 0)
         assert alike(sender, receiver)
+
+
+def test_without_ids_a_message_is_compared_with_the_last_one_of_its_number() -> None:
+    sender, receiver = ends()
+    for step in range(3):
+        for number in range(2):
+            key = MessageKey("train", step, number, ())
+            x = normal(8, 32, seed=number) * (1 + 1e-3 * step)
+            error = (receiver.decode(sender.encode(x, key), key) - x).abs().amax()
+            assert error < 1e-3, "of a difference of a thousandth, in four bits"
+    assert alike(sender, receiver)

@@ -4,7 +4,8 @@ Both ends hold m(example), a tensor for every example seen. The sender sends its
 and Q(a - m) at every later one; then m <- m + decoded Q at both ends, and the receiver continues with m. The difference
 is from the decoded value, so it includes the error of the visit before. Gradients are quantised, without differences or
 memory. AQ-SGD pays off if the same examples return before the weights have moved far; in a single epoch every visit is
-a first one. Evaluation examples are separate from training examples.
+a first one. Evaluation examples are separate from training examples. A message without ids of examples is compared with
+the last one of its number in a step.
 
 `direct` is the control for the effect of differences: it also sends first visits in full, but later ones as Q(a), the
 paper's DirectQ. Its m is zero, so nothing else differs.
@@ -156,7 +157,10 @@ class AqSgd(ClosedLoop):
 
 
 def _examples_of(key: MessageKey, kind: int) -> list[ExampleKey]:
-    return [(key.phase, key.samples)] if kind == _WHOLE else [(key.phase, (sample,)) for sample in key.samples]
+    if kind == _EACH:
+        return [(key.phase, (sample,)) for sample in key.samples]
+    # Without ids, messages of one number follow each other; numbers below zero are no ids.
+    return [(key.phase, key.samples or (-1 - key.microbatch,))]
 
 
 def _part(rows: Tensor, chosen: list[bool], whole: bool) -> Tensor:
