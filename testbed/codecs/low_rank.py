@@ -158,8 +158,9 @@ class CodedLowRank(Wrapper):
             with self.parts_unchanged_on_error():
                 p, q = self._power.factors(x, key)
                 left, right = self.inner.encode(p, key), self._second.encode(q, _second(key))
-        payload, body = header.allocate(self.code, tuple(x.shape), _LENGTH.size + len(left) + len(right))
-        body.numpy()[:] = bytearray().join((_LENGTH.pack(len(left)), left, right))
+        size, sizes = memoryview(left).nbytes, memoryview(left).nbytes + memoryview(right).nbytes
+        payload, body = header.allocate(self.code, tuple(x.shape), _LENGTH.size + sizes)
+        body.numpy()[:] = bytearray().join((_LENGTH.pack(size), left, right))
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:

@@ -58,7 +58,6 @@ class Boundary:
             if measure is None:
                 raise UserError(
                     "its codec adapts to its link, so training depends on the network; run such cells with "
-                    ""
                     'timing = "live"'
                 )
             self._observed = observer, measure()
@@ -93,15 +92,15 @@ class Boundary:
     def encode(self, tensor: Tensor, key: MessageKey) -> tuple[Any, str | None]:
         """Return the bytes for the neighbour, and the codec's choice if it makes one. Raises the codec's CodecError."""
         if key.phase == "uncompressed":
-            return _as_bytes(self._plain_encoder.encode(tensor, key)), None
+            return as_bytes(self._plain_encoder.encode(tensor, key)), None
         if self._observed is not None:
             observer, carried = self._observed
             observer.observe(*carried.read())
         payload = self._encoder.encode(tensor.cpu() if self._copies else tensor, key)
-        return _as_bytes(payload), None if self._choosing is None else self._choosing.choice
+        return as_bytes(payload), None if self._choosing is None else self._choosing.choice
 
 
-def _as_bytes(payload: Any) -> Any:
+def as_bytes(payload: Any) -> Any:
     """Return a payload as bytes, so that its length is its size; as it is if it is on a device."""
     if isinstance(payload, DevicePayload):
         return payload

@@ -15,6 +15,7 @@ from testbed.errors import CodecError, SpecError
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.kind import Setting, kind_of
 from testbed.message_key import Direction, MessageKey
+from testbed.nodes.boundary import as_bytes
 
 _ALIGNMENT_BYTES = 64
 """Alignment of torch's allocations: vectorised kernels round differently for tensors with another alignment."""
@@ -60,7 +61,6 @@ class CodedNode:
         if (method := getattr(self, what, None)) is None:
             raise SpecError(
                 f"{type(self).__qualname__} has no method {what!r}, which its program calls in step {key.step}; "
-                f""
                 "add it to the node, with arguments (key, value)"
             )
         return method(key, value)
@@ -72,7 +72,7 @@ class CodedNode:
         if not value.is_floating_point():
             return Encoded(value.to(torch.int64).numpy().tobytes(), value.numel() * 8)
         payload = self._codec("encode", key).encode(value.detach(), _message_key(key))
-        return Encoded(payload, 4 * value.numel())
+        return Encoded(as_bytes(payload), 4 * value.numel())
 
     def decode(self, messages: Sequence[Message]) -> Sequence[Tensor]:
         """Return the tensors of messages. Raises the codecs' CodecError."""
