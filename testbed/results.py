@@ -165,7 +165,7 @@ class SweepRecord(Frozen):
     marks: dict[str, str] = Field(default={})
     """Caveats about the values chosen by tuning, by cell id."""
     stated: tuple[str, ...] = ()
-    """Ids of cells that state the tuned field themselves."""
+    """Ids of cells that state the tuned field themselves, and that no arm is tuned to."""
     compare: CompareSpec | None = None
     """The [compare] table of the file."""
     live_checks: dict[str, str] = Field(default={})

@@ -232,13 +232,14 @@ def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
     """Return the agenda's record for sweep.json; `command` is the command line as typed."""
     asked = agenda.experiment
     stated = {name: getattr(asked, name) for name in ("question", "repeats", "order", "order_seed", "compare")}
+    field = None if asked.tune is None else asked.tune.field
+    own = {cell.id: None for point, cell in agenda.resolved if field in point.stated}  # in order
+    tuned = {cell.id for point, cell in agenda.resolved if field not in point.stated}
     return SweepRecord(
         **stated,
         command=command,
         cells=tuple(cell.id for cell in agenda.cells),
         tuned=agenda.tuning is not None,
         marks={cell.id: point.mark for point, cell in agenda.resolved if point.mark},
-        stated=tuple(
-            dict.fromkeys(cell.id for point, cell in agenda.resolved if asked.tune and asked.tune.field in point.stated)
-        ),
+        stated=tuple(name for name in own if name not in tuned),
     )

@@ -307,3 +307,9 @@ def test_what_states_the_field_keeps_its_value_and_is_not_tuned(tmp_path: Path) 
     assert rates == {("fp32", 1e-3), ("int8", 1e-3), ("int8", 0.5)}
     swept = conduct.sweep_record(done, "testbed sweep x")
     assert {cell.optimiser.learning_rate for cell in done.cells if cell.id in swept.stated} == {0.5}
+    alike = made.model_copy(
+        update={"variants": [{"codec": "int8"}, variants[2] | {"optimiser": {"learning_rate": 1e-3}}]}
+    )
+    planned = conduct.make_agenda(alike, "relay", Choice(), tmp_path)
+    done = chosen(planned, tuned(planned, valley(1e-3))[0])
+    assert conduct.sweep_record(done, "testbed sweep x").stated == (), "tuning chose what a variant states"
