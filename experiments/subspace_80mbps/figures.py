@@ -4,7 +4,7 @@ python experiments/subspace_80mbps/figures.py [--results results/subspace_80mbps
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
-from testbed.report import canvas, experiment_tables, experiments, floors, plots, publishing, style
+from testbed.report import canvas, experiment_tables, experiment_verdicts, experiments, floors, plots, publishing, style
 from testbed.report.claim_rows import Facts
 from testbed.report.numbers import percent
 from testbed.results import Run
@@ -32,6 +32,8 @@ from testbed.workloads.models import model_size
 
 HERE = Path(__file__).resolve().parent
 BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
+HALVED = "bf16"
+"""What people send: the baseline of the last column of speed-ups."""
 NETWORKS = (REFERENCE, SCALED, PLAIN)
 """The networks in the order of the table."""
 TARGETS = ("half", "last")
@@ -167,6 +169,8 @@ def summary(results: Path, runs: Any, curves: Any) -> Any:
     frame = pd.DataFrame(rows)
     base = frame[frame.codec == BASELINE].set_index("profile")
     frame["speed_up"] = [base.step_s.get(p, math.nan) / s for p, s in zip(frame.profile, frame.step_s, strict=True)]
+    halved = frame[frame.codec == HALVED].set_index("profile").step_s
+    frame["speed_up_over_bf16"] = frame.profile.map(halved) / frame.step_s
     frame["step_of_unshaped"] = frame.step_s / base.step_s.get(REFERENCE, math.nan)
     for name in goals:
         frame[f"steps_factor_{name}"] = frame[f"steps_to_{name}"] / frame.profile.map(base[f"steps_to_{name}"])
@@ -196,6 +200,7 @@ def speed_table(frame: Any) -> Any:
             "wire per step": f"{row.wire_bytes_per_step / 1e6:.3f} MB",
             "step": f"{row.step_s * 1e3:.0f} ms",
             "speed-up": _number(row.speed_up, ".2f", "x"),
+            "over bf16": _number(row.speed_up_over_bf16, ".2f", "x"),
             "of unshaped fp32's": _number(row.step_of_unshaped, ".2f", "x"),
             "validation loss": f"{row.loss:.3f} ({row.loss_low:.3f} to {row.loss_high:.3f})",
             "vs fp32": f"{row.loss_less_fp32:+.3f} ({row.loss_less_fp32_low:+.3f} to {row.loss_less_fp32_high:+.3f})",
@@ -308,7 +313,7 @@ def _model(runs: Any) -> str:
 
 
 # ------------------------------------------------------------------ from the CSVs alone
-SSN, CONTROL = "subspace(inner=fp32)", "subspace-free(inner=fp32)"
+SSN, CONTROL, RATE = "subspace(inner=fp32)", "subspace-free(inner=fp32)", "optimiser.learning_rate"
 TRAINING_S = 2 * 4800 / 69
 """Seconds of one core for one training over its links: 69 runs took 1 h 20 min on 2 cores."""
 
@@ -341,18 +346,15 @@ def over_the_link(folder: Path, codec: str, known: str) -> Facts | None:
     return {"ours": scaled.loc[codec]}
 
 
-def constraint(folder: Path, same_rate: bool) -> Facts | None:
-    """Return the projection's loss without the constraint, if tuning chose the same rate for both, or a different one;
-    the interval is over any two seeds.
-    """
-    scaled = _scaled(folder)
-    if not {SSN, CONTROL} <= set(scaled.index):
-        return None
-    ssn, free = scaled.loc[SSN], scaled.loc[CONTROL]
-    if (ssn.learning_rate == free.learning_rate) != same_rate:
-        return None
-    ends = {"low": free.loss_low - ssn.loss_high, "high": free.loss_high - ssn.loss_low}
-    return {"value": free.loss - ssn.loss, "free": free, "subspace": ssn, **ends}
+def constraint(folder: Path, rates: Sequence[float], share: float) -> Iterator[Facts]:
+    """Yield the loss of a free projection above the subspace's, at each rate; the bound is a share of fp32's loss."""
+    losses = _scaled(folder).loss
+    for rate in rates if {BASELINE, SSN, CONTROL} <= set(losses.index) else ():
+        free, ssn = ({"codec": codec, "profile": SCALED, RATE: rate} for codec in (CONTROL, SSN))
+        loss = losses[BASELINE]
+        found = experiments.judge_loss(folder, share * loss, free, ssn, "loss_less_fp32")
+        if found is not None:
+            yield {**experiments.loss_facts(found, loss, 2 * TRAINING_S), "rate": rate}
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -363,8 +365,16 @@ def blocks(folder: Path) -> dict[str, str]:
         "answer": _answer(folder),
         "speed": speed_table(table),
         "targets": target_table(table),
+        "crossed": _crossed(experiment_tables.read_tables(folder).comparisons),
         "link": "" if match is None else match.words[0].upper() + match.words[1:] + ".",
     }
+
+
+def _crossed(comparisons: Any) -> Any:
+    """Return the table of the comparisons that sweep.toml names; empty without them."""
+    if comparisons.empty:
+        return ""
+    return experiment_verdicts.verdict_table(comparisons[comparisons.claim.notna() & (comparisons.claim != "")])
 
 
 def _answer(folder: Path) -> str:
@@ -380,8 +390,11 @@ def _answer(folder: Path) -> str:
     unshaped = "" if math.isnan(row.step_of_unshaped) else (
         f", and takes {row.step_of_unshaped:.2f} times as long as with fp32 over an unshaped link"
     )  # fmt: skip
+    halved = (
+        "" if math.isnan(row.speed_up_over_bf16) else f" and {row.speed_up_over_bf16:.2f} times as fast as with bf16"
+    )
     return experiments.prose(
-        f"{loss}A step over the slow link is {row.speed_up:.2f} times as fast as with fp32{unshaped}."
+        f"{loss}A step over the slow link is {row.speed_up:.2f} times as fast as with fp32{halved}{unshaped}."
     )
 
 
