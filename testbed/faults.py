@@ -12,12 +12,12 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from testbed import units
 from testbed.directions import LINK_DIRECTIONS, EitherOrBoth, LinkDirection
 from testbed.errors import SpecError, UnknownNameError
-from testbed.frozen import Frozen, explain, is_none
+from testbed.frozen import Frozen, is_none, validated
 from testbed.profiles import LinkProfile, PipeFault
 from testbed.profiles.ranges import LONGEST_NS, MomentNs, PeriodNs
 
@@ -259,7 +259,7 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
         for_ns = LONGEST_NS if kill else 1 if spoils else _read(where, row, "for", units.parse_span)
         what = {"node": row["node"], "kill": kill, **{key: row[key] for key in ("slow", "frame") if key in row}}
         for at_ns in _times(where, row, f"node {row['node']}", for_ns):
-            yield _made(NodeFault, where, at_ns=at_ns, for_ns=for_ns, **what)
+            yield validated(NodeFault, {"at_ns": at_ns, "for_ns": for_ns, **what}, where)
         return
     for_ns, way = _read(where, row, "for", units.parse_span), row.get("way", "both")
     named = list(links) if (link := row.get("link", ALL)) == ALL else [link]
@@ -273,14 +273,7 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
             effects[name] = _read(where, row, key, read)
     for name in named:
         for at_ns in _times(where, row, f"{[pipe.seed for pipe in links[name].pipes]} {name}", for_ns):
-            yield _made(LinkFault, where, link=name, way=way, at_ns=at_ns, for_ns=for_ns, **effects)
-
-
-def _made(kind: type[Fault], where: str, **fields: Any) -> Fault:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise explain(error, kind, where) from None
+            yield validated(LinkFault, {"link": name, "way": way, "at_ns": at_ns, "for_ns": for_ns, **effects}, where)
 
 
 def _times(where: str, row: Mapping[str, Any], who: str, for_ns: int) -> Iterator[int]:

@@ -10,13 +10,14 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from testbed.errors import SpecError
 
+Record = TypeVar("Record", bound=BaseModel)
 Place = tuple[int | str, ...]
 """Path to a value inside nested records."""
 _LARGEST_BYTES: Final = 1 << 20
@@ -92,6 +93,14 @@ def explain(
     `name` formats a path of the record as in the file.
     """
     return SpecError(f"{where}: " + "; ".join(_fault(item, model, name) for item in error.errors(include_url=False)))
+
+
+def validated(model: type[Record], content: object, where: str, name: Callable[[Place], str] = dotted) -> Record:
+    """Return content as a record. SpecError as from `explain`."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise explain(error, model, where, name) from None
 
 
 def _fault(item: ErrorDetails, model: type[BaseModel], name: Callable[[Place], str]) -> str:

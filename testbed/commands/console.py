@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from testbed import paths, vm
 from testbed.errors import CapabilityError, GuestKernelError, SpecError, UnknownNameError, UserError, printable
-from testbed.frozen import explain
+from testbed.frozen import validated
 from testbed.profiles import LinkProfile, buffer_remark, load_profile
 from testbed.spec import Clock, Engine, Sites, SiteSpec, Topology
 from testbed.terminal import Terminal
@@ -145,10 +144,7 @@ def lab_spec(asked: str, **fields: Any) -> LabSpec:
     """Return the spec of a lab. SpecError if no lab can satisfy it; `asked` names the request in the message."""
     from testbed.net.lab import LabSpec
 
-    try:
-        return LabSpec(**fields)
-    except ValidationError as error:
-        raise explain(error, LabSpec, asked) from None
+    return validated(LabSpec, fields, asked)
 
 
 def read_sites(texts: Iterable[str]) -> Sites:

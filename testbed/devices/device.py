@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from testbed import units
 from testbed.errors import SpecError, UnknownNameError
-from testbed.frozen import Frozen, Place, dotted, explain, read_toml, toml_text
+from testbed.frozen import Frozen, Place, dotted, read_toml, toml_text, validated
 from testbed.spec import DurationNs
 
 Precision = Literal["fp32", "bf16"]
@@ -149,11 +149,9 @@ def read_device(path: Path) -> ComputeDevice:
     where = f"device {path}"
     try:
         content = _fields(read_toml(path), ComputeDevice, ())
-        return ComputeDevice.model_validate(content | {"name": path.stem})
-    except ValidationError as error:
-        raise explain(error, ComputeDevice, where, _file_key) from None
     except (SpecError, UnknownNameError) as error:
         raise SpecError(f"{where}: {error}") from None
+    return validated(ComputeDevice, content | {"name": path.stem}, where, _file_key)
 
 
 def write_device(device: ComputeDevice) -> str:

@@ -227,9 +227,7 @@ class Programs:
                 failed, over_s = first, min(limit_s, self._now_s() + _GRACE_S)
             running = [node for node in self._nodes if node.status is None]
             awaited = [node for node in running if node.index in self._order.ends_with]
-            if not awaited or not running:
-                break
-            if self._now_s() >= over_s:
+            if not awaited or self._now_s() >= over_s:
                 break
             self._check()
         self._drain()

@@ -175,11 +175,8 @@ def parse_commands(text: str, where: str) -> dict[int, str]:
         nodes, colon, command = line.partition(":")
         first, dash, last = nodes.strip().partition("-")
         every = nodes.strip() == "*"
-        if (
-            not colon
-            or not command.strip()
-            or not (every or (_NODE.fullmatch(first) and (_NODE.fullmatch(last) or not dash)))
-        ):
+        numbered = _NODE.fullmatch(first) and (_NODE.fullmatch(last) or not dash)
+        if not (colon and command.strip() and (every or numbered)):
             raise SpecError(f"{where}, line {number}: {line.strip()!r} is not `NODE: COMMAND`; write 0:, 1-3: or *:")
         span = (-1, -1) if every else (int(first), int(last or first))
         if span[1] - span[0] >= 1000:

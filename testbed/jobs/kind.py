@@ -10,11 +10,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
-from pydantic import ValidationError
-
 from testbed import paths
 from testbed.errors import ResultsError, SpecError, UnknownNameError
-from testbed.frozen import explain
+from testbed.frozen import validated
 from testbed.jobs.actions import Encoded, Key, Message, Node, Program
 from testbed.jobs.recorder import Named as Named
 from testbed.jobs.recorder import Said as Said
@@ -114,11 +112,7 @@ def job_of_table(table: Mapping[str, Any]) -> JobKind:
     kind = table.get("kind")
     if not isinstance(kind, str):
         raise SpecError(f"job.kind must be one of {', '.join(KINDS)}, or package.module:Class; found {kind!r}")
-    kind_class = _load(kind)
-    try:
-        return kind_class.model_validate(table)
-    except ValidationError as error:
-        raise explain(error, kind_class, "job") from None
+    return validated(_load(kind), table, "job")
 
 
 def _load(kind: str) -> type[JobKind]:

@@ -186,10 +186,8 @@ def _layouts(setting: Question, codecs: Sequence[str]) -> Iterator[Layout]:
 
 def _pipeline_bytes(setting: Question, job: Mapping[str, Any], stages: int, exchanged: int) -> list[float]:
     """Return the memory of the stage that needs most, without recomputation of activations and with it."""
-    own, numbers = (
-        split_layers(setting.size.layers, stages),
-        {name: job[name] for name in ("microbatches", "in_flight")},
-    )
+    own = split_layers(setting.size.layers, stages)
+    numbers = {name: job[name] for name in ("microbatches", "in_flight")}
     held = [job["sequences"] * depth("1f1b", stage=stage, stages=stages, **numbers) for stage in range(stages)]
     return [
         max(_stage_bytes(setting, *each, exchanged) for each in zip(own, held, full, strict=True))

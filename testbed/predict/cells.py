@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from testbed import paths, results, units
 from testbed.errors import LabError, SpecError, UnknownNameError
-from testbed.frozen import Frozen, canonical_json, explain, flatten, is_none, read_toml
+from testbed.frozen import Frozen, canonical_json, flatten, is_none, read_toml, validated
 from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.player.guests import PlayJobs, Progress, play_jobs
@@ -285,10 +285,7 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
         if "links" in fields:
             raise SpecError(f"{where}: the scenario determines the links; remove links, or change the scenario")
         fields = {**fields, "links": kind.links(job, where)}
-    try:
-        table = kind.table.model_validate(fields)
-    except ValidationError as error:
-        raise explain(error, kind.table, where) from None
+    table = validated(kind.table, fields, where)
     shape = kind.resolve(job, where)
     if table.steps < (least := shape.least_steps):
         raise SpecError(f"{where}: steps is {table.steps}; its steady state needs at least {least}")

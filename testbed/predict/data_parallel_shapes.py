@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,7 +28,7 @@ from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.policies.cycle import steady_cycle_s
 from testbed.predict.shapes import Count, ModelTable, model_on_device, resolve
 from testbed.profiles import LinkProfile
-from testbed.spec import Exchange, Topology
+from testbed.spec import RINGS, Exchange, Topology
 from testbed.trace.format import Trace
 from testbed.trace.tracing import TracedJob
 
@@ -105,9 +105,7 @@ class DataParallelShape(Frozen):
         the messages still in flight.
         """
         up, down = (-(-size // scale) for size in self.message_bytes)
-        first = up
-        if self.exchange in _COLLECTIVES:
-            first = _ring(self.exchange, self.workers, up)[1]
+        first = _ring(self.exchange, self.workers, up)[1] if self.exchange in RINGS else up
 
         def size(node: int, key: Key) -> int:
             return down if node == self.workers else first
@@ -166,9 +164,6 @@ class DataParallelShape(Frozen):
             busy_s = whole_s  # a member goes round once more when it has been round
         compute_s = self.compute_ns / 1e9
         return steady_cycle_s(compute_s, busy_s, whole_s, self.staleness)
-
-
-_COLLECTIVES: Final = ("all-reduce", "all-gather")
 
 
 def _ring(exchange: str, workers: int, size: int) -> tuple[int, int]:

@@ -183,9 +183,8 @@ class HybridShape(Frozen):
     @property
     def payload_bytes(self) -> int:
         """Payload bytes per step that all sites send over their links."""
-        return sum(size * count for each in self._rounds for _, _, size, count in self._crossings(each)) // len(
-            self._rounds
-        )
+        sent = sum(size * count for each in self._rounds for _, _, size, count in self._crossings(each))
+        return sent // len(self._rounds)
 
     def columns(self) -> dict[str, float]:
         """Return the table columns that are known before play, in bytes, by name."""

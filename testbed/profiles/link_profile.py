@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from testbed import units
 from testbed.directions import LinkDirection
-from testbed.frozen import Frozen, explain, is_none
+from testbed.frozen import Frozen, is_none, validated
 from testbed.profiles.background import BackgroundFlow
 from testbed.profiles.faults import PipeFault
 from testbed.profiles.loss import Loss
@@ -237,11 +237,8 @@ class Pipe(Frozen):
         """
         if factor == 1:
             return self
-        try:
-            return Pipe.model_validate(_dilated(self.model_dump(), factor))
-        except ValidationError as error:
-            where = f"a dilation of {factor} is too large for a pipe of {units.write_rate(self.rate_bps)}"
-            raise explain(error, Pipe, where) from None
+        where = f"a dilation of {factor} is too large for a pipe of {units.write_rate(self.rate_bps)}"
+        return validated(Pipe, _dilated(self.model_dump(), factor), where)
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Pipe:

@@ -15,11 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from testbed import units
 from testbed.errors import SpecError, UnknownNameError
-from testbed.frozen import Frozen, explain, read_toml
+from testbed.frozen import Frozen, read_toml, validated
 from testbed.profiles.ranges import RateBps, Seed, within
 from testbed.profiles.rate_trace import trace_from_rates
 
@@ -137,10 +137,7 @@ def checked_recipe(where: str, *, kind: object, seed: object, seconds: object, m
     SpecError that starts with `where`, or UnknownNameError.
     """
     content = {"kind": kind, "seed": seed, "seconds": seconds, "mean_rate_bps": units.parse_rate(mean_rate)}
-    try:
-        recipe = TraceRecipe.model_validate(content)
-    except ValidationError as error:
-        raise explain(error, TraceRecipe, where, lambda place: str(place[-1]).removesuffix("_bps")) from None
+    recipe = validated(TraceRecipe, content, where, lambda place: str(place[-1]).removesuffix("_bps"))
     _kind_named(recipe.kind)
     return recipe
 

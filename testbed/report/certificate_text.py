@@ -60,15 +60,8 @@ def certificate_table(certificate: Certificate) -> Table:
         verdict = Text(measurement.verdict, style="green" if measurement.verdict == "PASS" else "bold red")
         quantity = f"{measurement.quantity}, {measurement.detail}" if measurement.detail else measurement.quantity
         direction = "" if measurement.direction == "both" else measurement.direction
-        table.add_row(
-            measurement.link,
-            direction,
-            Text(quantity),
-            *measurement_cells(measurement),
-            share_text(measurement.bound),
-            str(measurement.samples),
-            verdict,
-        )
+        numbers = *measurement_cells(measurement), share_text(measurement.bound), str(measurement.samples)
+        table.add_row(measurement.link, direction, Text(quantity), *numbers, verdict)
         if measurement.note:
             notes.setdefault(measurement.note, []).append(
                 " ".join(part for part in (measurement.link, direction, measurement.quantity) if part)

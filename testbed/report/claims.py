@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError
-from testbed.frozen import Frozen, explain, read_toml
+from testbed.frozen import Frozen, read_toml, validated
 from testbed.report.numbers import markdown_table
 
 Verdict = Literal[
@@ -124,10 +124,7 @@ def parse_claims(text: str, where: str) -> list[Claim]:
     for number, row in enumerate(rows, 1):
         if len(row) != len(COLUMNS):
             raise SpecError(f"{where}, claim {number}: {len(row)} cells instead of {len(COLUMNS)}")
-        try:
-            claims.append(Claim.model_validate(dict(zip(COLUMNS, row, strict=True))))
-        except ValidationError as error:
-            raise explain(error, Claim, f"{where}, claim {number}") from None
+        claims.append(validated(Claim, dict(zip(COLUMNS, row, strict=True)), f"{where}, claim {number}"))
     _check_distinct(claims, where)
     return claims
 

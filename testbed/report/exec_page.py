@@ -121,13 +121,8 @@ def _operations(result: ExecResult) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of operations."""
     for each in result.operations:
         wire = "?" if each.wire_bytes is None else size(each.wire_bytes)
-        yield (
-            each.what,
-            f"{each.operations:,}",
-            size(each.payload_bytes),
-            wire,
-            f"{each.waited_ns / 1e9:.3f}" if each.waited_ns else MISSING,
-        )
+        waited = f"{each.waited_ns / 1e9:.3f}" if each.waited_ns else MISSING
+        yield each.what, f"{each.operations:,}", size(each.payload_bytes), wire, waited
 
 
 def _links(result: ExecResult) -> Iterator[LinkRow]:

@@ -166,12 +166,6 @@ def gradients(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     errors /= labels.shape[1]
     out = weights[:, -sum(_CUTS[2:]) : -CLASSES].view(-1, CLASSES, INNER)
     before = errors @ out * (inner > 0)
-    return torch.cat(
-        [
-            (before.transpose(1, 2) @ images).flatten(1),
-            before.sum(1),
-            (errors.transpose(1, 2) @ inner).flatten(1),
-            errors.sum(1),
-        ],
-        1,
-    )
+    of_inner = (before.transpose(1, 2) @ images).flatten(1), before.sum(1)
+    of_outputs = (errors.transpose(1, 2) @ inner).flatten(1), errors.sum(1)
+    return torch.cat([*of_inner, *of_outputs], 1)

@@ -141,9 +141,8 @@ class TextStack:
     def __init__(self, runs: Sequence[Trial], method: TextMethod, choices: Choices | None = None) -> None:
         if method.absences is not None and (method.outer is None or method.streaming is not None):
             raise SpecError(
-                "absences need workers that exchange the whole change made by local steps: remove absences, or "
-                "set outer "
-                "and remove streaming"
+                "absences need workers that exchange the whole change made by local steps: remove absences, or set "
+                "outer and remove streaming"
             )
         stated = Chosen(method.codec, method.staleness)
         self._method, self._choices = method, choices or (lambda exchange: stated)

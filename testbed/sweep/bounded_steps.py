@@ -72,12 +72,8 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
         parts = cell.data.workers if cell.data.exchange == "all-reduce" else 1
         return some_sizes([-(-size // parts) for size in _replica_messages(cell)])
     spec, pipeline = text_of(cell), cell.pipeline
-    values = (
-        spec.batch_size
-        // (pipeline.microbatches * pipeline.accumulation)
-        * spec.sequence_length
-        * models.hidden_width(spec)
-    )
+    parts = pipeline.microbatches * pipeline.accumulation
+    values = spec.batch_size // parts * spec.sequence_length * models.hidden_width(spec)
     return tuple(sorted({max(1, int(values * bits / 8)) for bits in (parse_placement(cell.codec).nominal_bits, 32)}))
 
 

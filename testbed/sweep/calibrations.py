@@ -211,10 +211,8 @@ def _without_answer(subject: Recipe) -> dict[str, object]:
 
 def kind_of(machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a described machine on which durations depend."""
-    versions = machine.get("versions", {})
-    return {name: machine.get(name) for name in ("cpu_model", "cores", "kernel", "python")} | {
-        "torch": versions.get("torch")
-    }
+    known = {name: machine.get(name) for name in ("cpu_model", "cores", "kernel", "python")}
+    return known | {"torch": machine.get("versions", {}).get("torch")}
 
 
 def hash_of_sources(folders: Iterable[str]) -> str:

@@ -232,12 +232,9 @@ def _fault(folder: Path, of: ChaosCell, run: Run, nodes: Sequence[Any]) -> str |
     if bound and summary.efficiency is not None and summary.efficiency > 1 + _HAIR:
         return f"a step of {step} s is shorter than its ideal of {ideal} s"
     # A node that is stopped at the end of a step counts, when it goes on, what its peers sent in the next.
-    if (
-        in_step
-        and not of.cell.node_faults
-        and (summary.wire_bytes_per_step or 0) < (summary.payload_bytes_per_step or 0)
-    ):
-        return f"{summary.wire_bytes_per_step} bytes on the wire for {summary.payload_bytes_per_step} of payload"
+    wire, payload = summary.wire_bytes_per_step, summary.payload_bytes_per_step
+    if in_step and not of.cell.node_faults and (wire or 0) < (payload or 0):
+        return f"{wire} bytes on the wire for {payload} of payload"
     if of.cell.timing == "live":
         played = results.finished(folder, cell_of(of.drawn).id)
         if played is not None and not same_losses(nodes, played.all_steps(), summary.steps):

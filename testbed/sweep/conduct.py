@@ -94,12 +94,8 @@ def missing_runs(
     cells: tuple[Cell, ...], experiment: Experiment, folder: Path, *, again: bool = False
 ) -> tuple[Cell, ...]:
     """Return the runs missing from the repeats of these cells, in order."""
-    runs = arrange_runs(
-        cells,
-        repeats=lambda cell: wanted_runs(cell, experiment.repeats),
-        order=experiment.order,
-        seed=experiment.order_seed,
-    )
+    repeats = partial(wanted_runs, repeats=experiment.repeats)
+    runs = arrange_runs(cells, repeats=repeats, order=experiment.order, seed=experiment.order_seed)
     done = {} if again else {name: len(results.finished_runs(folder, name)) for name in (cell.id for cell in cells)}
     proofs_in(folder).keep()
     return tuple(runs_left(runs, done))

@@ -124,7 +124,7 @@ class _Runner(RunRecorder):
             ended = session.train(cell, tokens, self.run.folder, *told, resumes_at=self.resumes_at)
             self.note_lost({name: failed.message for name, failed in session.lost.items()})
             phase("certifying the links again")
-            stages = self.read_steps()
+            stages = self.run.all_steps()
             step = run_step(cell, stages, self.lab.played_at_ns if self.lab else None) or step
             during = step.assess_during(session.during) if session.during else None
             certificates = RunCertificates(before=step.assess(before), after=None, during=during)

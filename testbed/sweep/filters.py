@@ -50,10 +50,8 @@ def holds(condition: Condition, fields: Tables) -> bool:
 
 
 def _value(stated: Mapping[str, Any], name: str) -> Any:
-    (value,) = _plain(
-        name, [stated.get(name, stated.get("compute") if name == "compute.mode" else known_fields()[name])]
-    )
-    return value
+    default = stated.get("compute") if name == "compute.mode" else known_fields()[name]
+    return _plain(name, [stated.get(name, default)])[0]
 
 
 def _plain(name: str, values: Iterable[Any]) -> list[Any]:
@@ -66,9 +64,8 @@ def _plain(name: str, values: Iterable[Any]) -> list[Any]:
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
     """Check that each value of a typed condition occurs in some combination: otherwise it is a typo."""
     for name, values in condition.items():
-        known = list(
-            {repr(value): value for value in (_value(dict(flatten(fields)), name) for fields in combinations)}.values()
-        )
+        found = [_value(dict(flatten(fields)), name) for fields in combinations]
+        known = list({repr(value): value for value in found}.values())
         for value in _plain(name, values):
             if value not in known:
                 shown = UnknownNameError(f"cell with {name} =", str(value), map(str, known))

@@ -95,16 +95,9 @@ def main() -> None:
             say(Told(phase="starting"))
             wait_for_the_grid()
             tokens = Tokens(Path(run.tokens), run.vocabulary)
-            ended = session.train(
-                cell.with_draws(run.link_seed),
-                tokens,
-                Path(run.folder),
-                _Teller(),
-                Interrupt(lambda message: None),
-                lambda lab: say(Told(lab=lab)),
-                run.coding,
-                run.resumes_at,
-            )
+            told = _Teller(), Interrupt(lambda message: None), lambda lab: say(Told(lab=lab))
+            drawn = cell.with_draws(run.link_seed)
+            ended = session.train(drawn, tokens, Path(run.folder), *told, run.coding, run.resumes_at)
         say(Told(ended=ended, lost={name: failed.message for name, failed in session.lost.items()}))
     except TestbedError as error:
         say(Told(failed=str(error), by_user=isinstance(error, UserError)))

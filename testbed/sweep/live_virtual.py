@@ -164,7 +164,7 @@ class _VirtualRunner(RunRecorder):
             if told.failed is not None:
                 raise (SpecError if told.by_user else StageError)(told.failed)
         played_at_ns = self.lab.played_at_ns if self.lab else None
-        self.note_certificates(playing.virtual_certificates(self.cell, links, self.read_steps(), played_at_ns))
+        self.note_certificates(playing.virtual_certificates(self.cell, links, self.run.all_steps(), played_at_ns))
 
     def _follow(self, guest: Guest, reading: int) -> Told | None:
         """Process the guest's messages until it ends; return its final message, None if missing."""

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, StrictFloat, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictFloat, StrictInt, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError, TestbedError, UnknownNameError
-from testbed.frozen import Frozen, explain, flatten, read_toml
+from testbed.frozen import Frozen, flatten, read_toml, validated
 from testbed.profiles import load_profile
 from testbed.results import CompareSpec, Order
 from testbed.spec import Cell, Clock, Engine
@@ -165,10 +165,7 @@ def _check_compared(experiment: Experiment, asked: CompareSpec) -> None:
 
 def read_experiment(content: Mapping[str, Any], where: str) -> Experiment:
     """Parse the content of an experiment file. SpecError, naming the file by `where`."""
-    try:
-        return Experiment(**content)
-    except ValidationError as error:
-        raise explain(error, Experiment, where) from None
+    return validated(Experiment, content, where)
 
 
 def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:

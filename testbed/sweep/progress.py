@@ -223,16 +223,9 @@ def draw_progress(progress: SweepProgress, height: int) -> RenderableType:
 def _cells(turn: Turn, number: int) -> tuple[str, ...]:
     loss = turn.validation_loss if turn.state == "ok" else turn.loss
     steps = f"{turn.done}/{turn.cell.training.steps}" if turn.done else ""
-    return (
-        str(number),
-        turn.cell.codec,
-        turn.cell.network,
-        turn.phase or turn.state,
-        steps,
-        "" if turn.step_s is None else f"{turn.step_s * 1e3:.0f} ms",
-        "" if loss is None else f"{loss:.3f}",
-        turn.certificate,
-    )
+    step = "" if turn.step_s is None else f"{turn.step_s * 1e3:.0f} ms"
+    about = str(number), turn.cell.codec, turn.cell.network, turn.phase or turn.state
+    return *about, steps, step, "" if loss is None else f"{loss:.3f}", turn.certificate
 
 
 def _running(progress: SweepProgress) -> str:

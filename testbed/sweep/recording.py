@@ -37,10 +37,6 @@ class RunRecorder:
         environment = {**(machine or describe_machine()), results.FINISHED_BY: manifest.NAME}
         results.write_json(self.run.folder / "environment.json", environment)
 
-    def read_steps(self) -> list[list[StepRecord]]:
-        """Read the run's records so far, by node."""
-        return self.run.all_steps()
-
     def note_lab(self, lab: LabRecord) -> None:
         """Store the description of the lab."""
         varies = self.cell.compute.varies_by or None
@@ -72,7 +68,7 @@ class RunRecorder:
             self.cell,
             self.lab,
             self.certificates,
-            self.read_steps() if steps is None else steps,
+            self.run.all_steps() if steps is None else steps,
             status="ok" if error is None else "interrupted" if interrupted else "failed",
             error=None if error is None else str(error) or ("Ctrl-C" if interrupted else type(error).__name__),
             samples=self.run.samples(),

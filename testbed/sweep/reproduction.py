@@ -10,13 +10,11 @@ import hashlib
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.frozen import Frozen, explain, read_toml
+from testbed.frozen import Frozen, read_toml, validated
 from testbed.units import parse_time
 
 FILE = "reproduce.toml"
@@ -25,7 +23,6 @@ CELLS = "cells.toml"
 """File of a predicted experiment: `predict.cells`."""
 QUICK = "quick"
 """Folder for short forms, inside the results folder."""
-_PLACES = ("folder", "results", "output")
 
 
 class StepTable(Frozen):
@@ -135,11 +132,7 @@ def _tables(folder: Path) -> tuple[StepTable, ...]:
         figures = f"{FIGURES} --results {{results}} --output {{output}}"
         texts = {"sweep.toml": "sweep.toml", CELLS: CELLS, FIGURES: figures}
         return tuple(StepTable(run=text) for name, text in texts.items() if (folder / name).is_file())
-    content: dict[str, Any] = read_toml(path)
-    try:
-        return StepFile(**content).step
-    except ValidationError as error:
-        raise explain(error, StepFile, str(path)) from None
+    return validated(StepFile, read_toml(path), str(path)).step
 
 
 def _step(table: StepTable, folder: Path, places: dict[str, str], where: str, *, quick: bool) -> Step:
@@ -148,7 +141,7 @@ def _step(table: StepTable, folder: Path, places: dict[str, str], where: str, *,
         words = [word.format_map(places) for word in shlex.split(text)]
         takes_s = parse_time(table.takes) / 1e9 if table.takes else None
     except (KeyError, ValueError, IndexError, AttributeError, SpecError) as error:
-        known = ", ".join(f"{{{name}}}" for name in _PLACES)
+        known = ", ".join(f"{{{name}}}" for name in places)
         raise SpecError(f"{where}: cannot read the step {text!r}: {error}; its placeholders are {known}") from None
     if not words:
         raise SpecError(f"{where}: a step is empty")

@@ -96,10 +96,8 @@ class ddp_hook:
             )
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        shapes, among = (
-            [parameter.shape for parameter in parameters],
-            Among(self._group.rank(), self._group.size(), self._seed),
-        )
+        shapes = [parameter.shape for parameter in parameters]
+        among = Among(self._group.rank(), self._group.size(), self._seed)
         made = CodedSum(shapes, self._codec, among, exchange=self._exchange)
         if self._loaded:
             made.memory.load(self._loaded["codecs"])
