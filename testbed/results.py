@@ -410,18 +410,14 @@ def finished(experiment: Path, cell_id: str) -> Run | None:
     return done[-1] if done else None
 
 
-def set_aside(
-    experiment: Path, cell_ids: Iterable[str], note: Callable[[str], None], *, finished_too: bool = False
-) -> None:
-    """Rename the altered and unfinished runs of cells, or all of them, and tell `note` which. The caller must hold the
-    folder's lock: a run in progress is unfinished, too.
+def set_aside(experiment: Path, cell_ids: Iterable[str], note: Callable[[str], None]) -> None:
+    """Rename the altered and unfinished runs of cells, and tell `note` which. The caller must hold the folder's lock: a
+    run in progress is unfinished, too.
     """
     for run in [run for cell_id in cell_ids for run in runs(experiment, cell_id)]:
         if not (proof := run.proof).sound:
             aside = manifest.set_aside(run.folder)
             note(f"{run.folder.parent.name}/{run.folder.name} is set aside as {aside.name}: {proof.why}")
-        elif finished_too:
-            manifest.set_aside(run.folder)
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

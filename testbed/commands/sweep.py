@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -44,7 +44,7 @@ from testbed.records import Calibration
 from testbed.spec import Timing, TrainingDevice
 
 if TYPE_CHECKING:
-    from testbed.sweep.conduct import Agenda
+    from testbed.sweep.conduct import Agenda, Anew
     from testbed.sweep.environment import Means
     from testbed.sweep.plan import Choice, Experiment
 
@@ -73,8 +73,7 @@ def plan(
 
     loaded = planning.load_experiment(experiment)
     choice = planning.Choice(quick, _with_flags(timing, device, overrides), only, exclude, repeats)
-    folder = results / loaded.name
-    stored.check_folder(folder, to_write=False)
+    stored.check_folder(folder := results / loaded.name, to_write=False)
     agenda, means = _agenda(loaded, choice, folder, engine, clock, again=again)
     say(loaded.question)
     planned.print_means(agenda, means)
@@ -83,10 +82,9 @@ def plan(
 
 def _with_flags(timing: str, device: str, overrides: list[str]) -> list[str]:
     """Return the overrides, preceded by the flags --timing and --device if given."""
-    if timing:
-        one_of("timing", timing, get_args(Timing))
-    if device:
-        one_of("device", device, get_args(TrainingDevice))
+    for name, value, known in (("timing", timing, get_args(Timing)), ("device", device, get_args(TrainingDevice))):
+        if value:
+            one_of(name, value, known)
     flags = {"timing": timing, "training.device": device}
     return [*(f"{name}={value}" for name, value in flags.items() if value), *overrides]
 
@@ -161,8 +159,7 @@ def run(
         "workload.model": model,
         "workload.text": text,
     }
-    said = ((name, json.dumps(value, ensure_ascii=False)) for name, value in flags.items() if value is not None)
-    chosen_flags = [f"{name}={value}" for name, value in said]
+    said = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in flags.items() if value is not None]
     loaded = planning.load_experiment(experiment)
     networks = split_networks(profile)
     axes = {"codec": [codec], "profile": [networks if len(networks) > 1 else profile]}
@@ -170,8 +167,8 @@ def run(
     if quick and loaded.quick:
         alone["quick"] = {"cell": loaded.quick.get("cell", {})}
     alone["live_checks"] = 0
-    choice = planning.Choice(quick, _with_flags(timing, device, [*chosen_flags, *overrides]))
-    _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again=True, report=False)
+    choice = planning.Choice(quick, _with_flags(timing, device, [*said, *overrides]))
+    _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again="more", report=False)
 
 
 def sweep(
@@ -233,7 +230,7 @@ def sweep(
         clock,
         choice,
         results,
-        again=again,
+        again="anew" if again else "",
         report=page,
         durations={"calibration": given, "recalibrate": recalibrate},
         cluster=None if executor == "local" else (executor, address, environment),
@@ -248,17 +245,18 @@ def _sweep(
     choice: Choice,
     results: Path,
     *,
-    again: bool,
+    again: Literal["", "anew", "more"],
     report: bool,
     durations: dict[str, Any] | None = None,
     cluster: tuple[str, str | None, dict[str, Any] | None] | None = None,
 ) -> None:
     from testbed.commands import planned
+    from testbed.sweep import conduct
     from testbed.sweep.environment import hold_folder
 
     stored.check_folder(folder := results / folder_name)
     # Running one cell again does not repeat the tuning.
-    agenda, means = _agenda(experiment, choice, folder, engine, clock, again=again and not choice.cells)
+    agenda, means = _agenda(experiment, choice, folder, engine, clock, again=bool(again) and not choice.cells)
     means = means._replace(**durations or {})
     stored.make_folder(folder)
     planned.print_means(agenda, means)
@@ -266,30 +264,31 @@ def _sweep(
         if cluster is not None:
             cells = (*agenda.cells, *agenda.to_tune)
             refuse_others([cell.id for cell in cells if cell.timing == "live"], means.clock)
-        with connected(*cluster or ("local", None, None)) as machines:
-            means = means._replace(cluster=machines)
-            _sweep_into(folder, agenda, means, choice, engine, again=again, report=report)
+        with connected(*cluster or ("local", None, None)) as machines, conduct.replacing(folder) as anew:
+            means, anew = means._replace(cluster=machines), anew if again == "anew" else lambda cells: None
+            _sweep_into(folder, agenda, means, choice, engine, anew, more=again == "more", report=report)
 
 
 def _sweep_into(
-    folder: Path, agenda: Agenda, means: Means, choice: Choice, engine: str, *, again: bool, report: bool
+    folder: Path, agenda: Agenda, means: Means, choice: Choice, engine: str, anew: Anew, *, more: bool, report: bool
 ) -> None:
-    """Make the missing runs of an agenda, and show the results. The caller holds the folder's lock."""
+    """Make the missing runs of an agenda, or `more`, and show the results. The caller holds the folder's lock."""
     from testbed.commands import planned
     from testbed.report import collect, live_checked, tables
     from testbed.report.conclusions import conclusions
     from testbed.sweep import conduct
 
     if agenda.to_tune:
-        agenda = conduct.tune_first(agenda, folder, means, planned.progress_into(folder), again=again)
+        agenda = conduct.tune_first(agenda, folder, means, planned.progress_into(folder), anew)
     if agenda.tuning:
         planned.print_tuning(agenda.tuning)
-    runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
+    anew(agenda.cells)
+    runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=more)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         say(f"{finished} of {len(agenda.cells)} cells are already finished")
     if not (choice.cells and (folder / "sweep.json").exists()):
         stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, typed(*sys.argv[1:])))
-    failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder), again=again)
+    failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
     swept = [cell.id for cell in agenda.cells]
     groups = collect.groups(collect.read_runs(collect.latest(folder, swept)))
     out.print(tables.table_of(groups))
@@ -297,7 +296,7 @@ def _sweep_into(
     for group in groups:
         for sentence in conclusions(group)[:1]:
             say(sentence)
-    failures += [] if choice.cells else _check_live(agenda, means, folder, engine)
+    failures += [] if choice.cells else _check_live(agenda, means, folder, engine, anew)
     if report:
         from testbed.report.index import write_index
 
@@ -318,7 +317,7 @@ def _sweep_into(
         raise typer.Exit(StageError.exit_status)
 
 
-def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list[TestbedError]:
+def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str, anew: Anew) -> list[TestbedError]:
     """Run a few of the played cells live as a check, if this machine can; return the errors of those that failed."""
     from testbed.commands import planned
     from testbed.metrics.live_checks import checks
@@ -340,6 +339,7 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
     twins = checks(agenda.cells, asked, live.engine, costs, len(os.sched_getaffinity(0)))
     ids = {twin.id: played for played, twin in twins.items()}
     stored.write_json(folder / "sweep.json", record.model_copy(update={"live_checks": ids}))
+    anew(twins.values())
     missing = [twin for twin in twins.values() if stored.finished(folder, twin.id) is None]
     say(f"live checks, engine {live.engine}: {live.engine_reason}")
     failures = conduct.make_runs(missing, folder, live, planned.progress_into(folder))

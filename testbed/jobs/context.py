@@ -52,6 +52,10 @@ class ContextParallel(JobKind):
         return len(self.places) > 2
 
     @property
+    def more_codecs(self) -> Sequence[str]:
+        return (self.weights,)
+
+    @property
     def in_short(self) -> tuple[str, str]:
         constrained = (
             "" if self.subspace is None else f", {'fixed' if self.fixed else 'learned'} subspace {self.subspace}"

@@ -57,6 +57,11 @@ class JobKind(Parallelism):
         """
 
     @property
+    def more_codecs(self) -> Sequence[str]:
+        """Codecs that its table states, besides the cell's."""
+        return ()
+
+    @property
     def in_short(self) -> tuple[str, str]:
         """Return a summary of places and order of work, for a table of cells."""
         return f"{len(self.places)} {self.unit}s", self.kind

@@ -299,7 +299,8 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
         scale=small if table.packets else 1,
         **{name: getattr(table, name) for name in ("topology", "sites", "duplex", "steps", "link_seed")},
     )
-    if cell.duplex == "inbound" and (None in (uplinks := {link.up for link in cell.profiles}) or len(uplinks) > 1):
+    uplinks = {link.up and (link.up.rate_bps, link.up.delay_ns) for link in cell.profiles}
+    if cell.duplex == "inbound" and (None in uplinks or len(uplinks) > 1):
         raise SpecError(f"{where}: duplex is inbound, which needs uplinks of one rate and delay; use duplex = 'full'")
     if cell.scale > 1 and any(
         link.background or any(pipe.schedule or pipe.trace for pipe in link.pipes)

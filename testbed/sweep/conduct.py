@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from testbed import results
+from testbed import manifest, results
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.errors import TestbedError, UnknownNameError
 from testbed.proofs import proofs_in
@@ -22,6 +23,8 @@ from testbed.sweep.progress import SweepProgress
 
 LINK_SEEDS = 3
 """Minimum number of runs of a played cell with random links, each with its own link seed."""
+Anew = Callable[[Iterable[Cell]], None]
+"""Sets the runs of cells aside, so that they are made anew."""
 MakeProgress = Callable[[Sequence[Cell]], SweepProgress]
 """Makes the progress display for a list of runs."""
 
@@ -162,12 +165,30 @@ def untried(cells: Iterable[Cell], folder: Path, *, again: bool = False) -> tupl
     return tuple(cell for cell in cells if not known(cell))
 
 
-def make_runs(
-    runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress, *, again: bool = False
-) -> list[TestbedError]:
+@contextmanager
+def replacing(folder: Path) -> Iterator[Anew]:
+    """Yield a function that sets the runs of cells aside, once for each cell: durations measured since do not mix with
+    earlier ones. At the end, runs that nothing replaced are put back.
+    """
+    moved = dict[str, list[tuple[Path, Path]]]()
+
+    def set_aside(cells: Iterable[Cell]) -> None:
+        for name in {cell.id for cell in cells} - moved.keys():
+            moved[name] = [(manifest.set_aside(run.folder), run.folder) for run in list(results.runs(folder, name))]
+
+    try:
+        yield set_aside
+    finally:
+        for name, runs in moved.items():
+            if not any(results.runs(folder, name)):
+                for aside, was in runs:
+                    aside.rename(was)
+
+
+def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress) -> list[TestbedError]:
     """Make runs, played ones first; return the errors of those that failed. See `playing`, `live_virtual` and
-    `controller.run_cells`. Altered and unfinished runs of the same cells are set aside; `again`: and finished ones, so
-    that durations measured since do not mix with earlier ones. The caller holds the folder's lock.
+    `controller.run_cells`. Altered and unfinished runs of the same cells are set aside. The caller holds the folder's
+    lock.
     """
     played = [cell for cell in runs if cell.timing == "played"]
     in_guests = [cell for cell in runs if cell.timing == "live" and cell.clock == "virtual"]
@@ -176,8 +197,7 @@ def make_runs(
     for cells, make in ((played, playing.play_cells), (in_guests, live_virtual.run_cells), (live, _run_live)):
         if cells:
             with progress(cells) as following:
-                ids = dict.fromkeys(cell.id for cell in cells)
-                results.set_aside(folder, ids, following.note, finished_too=again)
+                results.set_aside(folder, dict.fromkeys(cell.id for cell in cells), following.note)
                 failures += make(cells, folder, means, following)
     return failures
 
@@ -191,9 +211,11 @@ def _run_live(cells: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     return controller.run_cells(cells, folder, means.engine_reason, progress, costs)
 
 
-def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgress, *, again: bool = False) -> Agenda:
+def tune_first(
+    agenda: Agenda, folder: Path, means: Means, progress: MakeProgress, anew: Anew = lambda cells: None
+) -> Agenda:
     """Run the trials, and the further ones that their losses require; choose, and store the choice in tuning.json.
-    StageError if no arm has a value left.
+    StageError if no arm has a value left. `anew` is told all trials.
 
     Played trials are only trained: a loss needs no network. Finished trainings are not repeated, so that an interrupted
     tuning resumes.
@@ -204,11 +226,13 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
     tried = list(more)
     while more:
         # A run that fails disqualifies its value.
-        cells = untried(plan.unique(cell for trial in more for cell in trial.cells), folder, again=again)
+        cells = plan.unique(cell for trial in more for cell in trial.cells)
+        anew(cells)
+        cells = untried(cells, folder)
         if played := [cell for cell in cells if cell.timing == "played"]:
             with progress(played) as following:
                 playing.train_cells(played, folder, means, following)
-        make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress, again=again)
+        make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress)
         more = tune.further(asked, agenda.combinations, tried, loss_of, agenda.engine, agenda.clock)
         tried += more
     record = tune.settle(asked, tried, loss_of)

@@ -123,7 +123,8 @@ def resolve_cell(
             changes["data"] = _checked_data(data, codec, where)
             _check_data_means(cell, data, durations, changes, where)
             messages += [] if (answer := changes["data"].answer) is None else [parse_codec(answer)]
-        if isinstance(cell.parallelism, JobKind):
+        if isinstance(job := cell.parallelism, JobKind):
+            messages += [spec for text in job.more_codecs for spec in codecs.parse_placement(text).specs()]
             _check_tensors(messages, "a job of a table `job` sends tensors outside of a pipeline", where)
         changes["outside"] = _digest_outside(cell, messages)
         cell = Cell(**dict(cell) | changes | {"codec": codec.text, "compute": durations})

@@ -57,6 +57,21 @@ def test_an_edited_module_or_text_is_another_cell(
     assert plan.cells(default, "relay", overrides=["codec=int8", "profile=cable"])[0].outside is None
 
 
+def test_codecs_that_a_job_states_are_checked_and_their_modules_are_in_the_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    context, ids = plan.load_experiment("context_parallel"), set()
+    for code in ("a = 1", "a = 2"):
+        (tmp_path / "edited_weights.py").write_text(code)
+        ids.add(plan.cells(context, "relay", quick=True, overrides=["job.weights='edited_weights:Codec'"])[0].id)
+    assert len(ids) == 2
+    with pytest.raises(SpecError, match="subspace needs activations"):
+        plan.cells(context, "relay", quick=True, overrides=["job.weights='subspace(8)'"])
+    with pytest.raises(SpecError, match="subspace needs activations"):
+        plan.cells(plan.load_experiment("decode"), "relay", quick=True, overrides=["codec='subspace(8)'"])
+
+
 def test_conditions_on_codecs_go_by_what_they_mean(default: plan.Experiment) -> None:
     texts = ("int8", "fwd=int8, bwd=bf16")
     for choice in ({"only": ["codec='fwd=int8,bwd=bf16'"]}, {"exclude": ["codec=rest:int8"]}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -138,6 +139,22 @@ def test_an_old_run_is_read_and_called_unverified(tmp_path: Path) -> None:
     assert notes == []
 
 
+def test_runs_to_be_made_anew_are_set_aside_and_come_back_unless_they_are_replaced(tmp_path: Path) -> None:
+    links = Pipeline(CELL.profiles[0])
+    kept, replaced = write_run(tmp_path, CELL, links), write_run(tmp_path, OTHER, links)
+    before = kept.folder.stat().st_ino
+    with contextlib.suppress(ResultsError), conduct.replacing(tmp_path) as anew:
+        anew([CELL, OTHER])
+        assert not list(results.runs(tmp_path))
+        again = write_run(tmp_path, OTHER, links)
+        anew([CELL, OTHER])  # as after tuning: what it made stays
+        assert list(results.runs(tmp_path)) == [again]
+        raise ResultsError("what was asked is refused")
+    assert {run.folder for run in results.runs(tmp_path)} == {kept.folder, replaced.folder}
+    assert kept.folder.stat().st_ino == before
+    assert replaced.folder.with_name("run-1.aside").is_dir()
+
+
 def test_a_run_that_was_killed_is_set_aside_and_one_that_failed_is_kept(tmp_path: Path) -> None:
     failed = write_run(tmp_path, CELL, Pipeline(CELL.profiles[0]), failure="stage 1: it failed")
     killed = results.new_run(tmp_path, CELL)
@@ -146,9 +163,6 @@ def test_a_run_that_was_killed_is_set_aside_and_one_that_failed_is_kept(tmp_path
     results.set_aside(tmp_path, [CELL.id], notes.append)
     assert [note.partition(" ")[0] for note in notes] == [f"{CELL.id}/run-2"]
     assert [run.number for run in results.runs(tmp_path)] == [1]
-    results.set_aside(tmp_path, [CELL.id], notes.append, finished_too=True)
-    assert (list(results.runs(tmp_path)), len(notes)) == ([], 1), "it is made again"
-    assert failed.folder.with_name("run-1.aside").is_dir()
 
 
 def test_a_run_killed_before_its_cell_was_written_stops_no_report(tmp_path: Path) -> None:

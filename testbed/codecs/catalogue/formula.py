@@ -22,6 +22,7 @@ these functions:
     raised(share, w)    share of w, rounded up to a whole number
     groups(w, size)     groups of `size` among w values, the last perhaps short, over w
     index_bits(w)       bits of an index into w places: 8, 16 or 32
+    finite(d, w)        d, or w where no tensor is given, and d is without end
     inner(bn, d)        bits per element of the codec of the parameter `inner` for a tensor of this shape
 
 and for an infinitely large tensor the parts have their limits.
@@ -77,6 +78,7 @@ def _index_bits(places: float) -> float:
 
 _FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "ceil": _ceil,
+    "finite": lambda places, otherwise: otherwise if math.isinf(places) else places,
     "groups": _groups,
     "index_bits": _index_bits,
     "kept": _kept,

@@ -159,8 +159,8 @@ class AqSgd(ClosedLoop):
 def _examples_of(key: MessageKey, kind: int) -> list[ExampleKey]:
     if kind == _EACH:
         return [(key.phase, (sample,)) for sample in key.samples]
-    # Without ids, messages of one number follow each other; numbers below zero are no ids.
-    return [(key.phase, key.samples or (-1 - key.microbatch,))]
+    # Without ids, messages of one number follow each other; -1 is no id.
+    return [(key.phase, key.samples or (-1, key.microbatch))]
 
 
 def _part(rows: Tensor, chosen: list[bool], whole: bool) -> Tensor:
