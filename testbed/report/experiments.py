@@ -76,19 +76,20 @@ def judge_loss(
     """Judge whether an arm's validation loss is at most `bound` nats above another's, from the CSVs of a folder.
 
     `ours` and `base` are columns and values that select runs from seeds.csv; runs that state the value which [tune]
-    chose for others are excluded, unless that column is among them. Without seeds.csv, the mean, lowest and highest
-    difference of up to three seeds in `column` of summary.csv are judged. None if the runs are missing.
+    chose for others are excluded, unless that column is among them. If only summary.csv has them, with the mean,
+    lowest and highest difference of up to three seeds in `column`, these are judged. None if neither has the runs.
     """
     if (folder / SEEDS).is_file():
         runs = pandas.read_csv(folder / SEEDS)
         if not {*runs.tuned_field} & {*ours, *base}:
             runs = runs[~runs.stated]
         a, b = (matching(runs, arm).groupby("seed").validation_loss.first().to_dict() for arm in (ours, base))
-        return judge("loss", a, b, bound) if a.keys() & b.keys() else None
+        if a.keys() & b.keys():
+            return judge("loss", a, b, bound)
     if not (folder / "summary.csv").is_file():
         return None
-    rows = matching(pandas.read_csv(folder / "summary.csv"), ours)
-    if rows.empty:
+    summary = pandas.read_csv(folder / "summary.csv")
+    if not ours.keys() <= {*summary.columns} or (rows := matching(summary, ours)).empty:
         return None
     row = rows.iloc[0]
     values = seed_values(row[column], row[f"{column}_low"], row[f"{column}_high"], int(row.seeds))
