@@ -237,11 +237,18 @@ def read_faults(rows: object, links: Mapping[str, LinkProfile], run: str) -> tup
         raise SpecError(
             f"fault must be a list of tables, for example [[cell.fault]] with at, for, outage; found {rows!r}"
         )
-    faults = [fault for number, row in enumerate(rows) for fault in _read_row(f"fault[{number}]", row, links, run)]
+    faults = list[Fault]()
+    for number, row in enumerate(rows):
+        alike = sum("mtbf" in other and other.get("seed", 0) == row.get("seed", 0) for other in rows[:number])
+        faults += _read_row(f"fault[{number}]", row, links, run, alike)
     return tuple(sorted(faults, key=lambda fault: (fault.at_ns, fault.words))) or None
 
 
-def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfile], run: str) -> Iterator[Fault]:
+def _read_row(
+    where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfile], run: str, alike: int
+) -> Iterator[Fault]:
+    """Yield a row's faults. `alike`: how many rows before it draw from the same seed; their times are independent."""
+    nth = f" {alike}" * bool(alike)
     for key in row:
         if key in KINDS and (verdict := getattr(KINDS[key], run)).startswith(REFUSED):
             raise SpecError(f"{where}.{key} is {verdict}")
@@ -258,7 +265,7 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
             )
         for_ns = LONGEST_NS if kill else 1 if spoils else _read(where, row, "for", units.parse_span)
         what = {"node": row["node"], "kill": kill, **{key: row[key] for key in ("slow", "frame") if key in row}}
-        for at_ns in _times(where, row, f"node {row['node']}", for_ns):
+        for at_ns in _times(where, row, f"node {row['node']}{nth}", for_ns):
             yield validated(NodeFault, {"at_ns": at_ns, "for_ns": for_ns, **what}, where)
         return
     for_ns, way = _read(where, row, "for", units.parse_span), row.get("way", "both")
@@ -272,7 +279,7 @@ def _read_row(where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfil
         if key in row:
             effects[name] = _read(where, row, key, read)
     for name in named:
-        for at_ns in _times(where, row, f"{[pipe.seed for pipe in links[name].pipes]} {name}", for_ns):
+        for at_ns in _times(where, row, f"{[pipe.seed for pipe in links[name].pipes]} {name}{nth}", for_ns):
             yield validated(LinkFault, {"link": name, "way": way, "at_ns": at_ns, "for_ns": for_ns, **effects}, where)
 
 

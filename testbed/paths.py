@@ -149,12 +149,20 @@ def import_named(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+def create(path: Path) -> int:
+    """Open a new file for writing, in place of what is there; return its descriptor. No link is followed: programs
+    under `exec` may leave some in folders that root writes to.
+    """
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
     """Write a text file: a reader sees the old one or the new one, never a part. `durable`: return once it and its name
     are on the disk.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf8") as file:
+    with os.fdopen(create(draft), "w", encoding="utf8") as file:
         file.write(text)
         if durable:
             file.flush()

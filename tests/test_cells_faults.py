@@ -50,6 +50,22 @@ def test_a_row_is_for_every_link_and_both_ways_unless_it_says_otherwise() -> Non
     assert worse.effects == {"rate_bps": 10**6, "delay_ns": S, "loss": 0.05, "corrupt": 0.01}
 
 
+def test_rows_that_are_drawn_have_times_of_their_own() -> None:
+    drawn = {"link": 0, "mtbf": "10min", "until": "5h", "for": "30s"}
+    one, *others = (
+        {fault.at_ns for fault in read(*rows)}
+        for rows in (
+            [{**drawn, "outage": True}],
+            [{**drawn, "outage": True}, {**drawn, "rate": "1Mbit"}],
+            [{**drawn, "outage": True, "seed": 1}],
+        )
+    )
+    both, seeded = others
+    assert one < both
+    assert len(both) > 1.5 * len(one), "independent of the first row"
+    assert not seeded & one
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [

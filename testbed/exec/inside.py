@@ -24,10 +24,11 @@ from testbed.exec.order import COUNTERS, RESULT, ExecOrder, ExecResult
 from testbed.exec.talks import Talks
 from testbed.net.kernel.namespace import NEW_MOUNTS, NEW_PROCESSES, unshare
 from testbed.net.lab import Lab
+from testbed.net.meters import Counters
 from testbed.net.sampler import Sampler
 from testbed.player.play_in_guest import ONE_PAGE
 from testbed.process import die_with_parent, set_timer_slack, shell_status
-from testbed.records import Certificate
+from testbed.records import Certificate, LinkCounters
 from testbed.runtime.pacing import wait_for_the_grid
 
 _WRITTEN: Final = Path("/run/testbed-written")
@@ -52,16 +53,22 @@ def execute(order: ExecOrder) -> ExecResult:
         _name_nodes({node.address: node.name for node in lab.nodes}, folder)
         talks = stack.enter_context(Talks(lab))
         sampler = Sampler(lab, folder / COUNTERS)
-        programs = Programs(order, lab, folder, sampler.check)
+
+        def check() -> None:
+            sampler.check()
+            talks.note()  # the kernel keeps some hundred announcements
+
+        programs = Programs(order, lab, folder, check)
         programs.load()
         if order.clock == "virtual":
             wait_for_the_grid()
+        before = lab.counters()  # the certificates' traffic
         started_ns = lab.play()
         with sampler:
             status, reason = programs.run(started_ns)
             lasted_ns = time.monotonic_ns() - started_ns
             nodes = programs.end()
-        total, counters = talks.total(), lab.counters()
+        total, counters = talks.total(), _since(before, lab.counters())
         lab.hold()
         if order.certify:
             certificates.append(_certify(lab))
@@ -84,11 +91,23 @@ def execute(order: ExecOrder) -> ExecResult:
 def _name_nodes(names: Mapping[str, str], folder: Path) -> None:
     """Make nodes resolvable by name, and addresses to names: in a guest, or in this process's mounts only."""
     known = _HOSTS.read_text(encoding="utf8", errors="replace") if _HOSTS.exists() else ""
-    own = (folder / "hosts").resolve()
-    own.write_text(known + "".join(f"{address} {name}\n" for address, name in names.items()), encoding="utf8")
+    own = folder.resolve() / "hosts"
+    with os.fdopen(paths.create(own), "w", encoding="utf8") as file:
+        file.write(known + "".join(f"{address} {name}\n" for address, name in names.items()))
     libc = ctypes.CDLL(None, use_errno=True)
     if _HOSTS.exists() and libc.mount(str(own).encode(), str(_HOSTS).encode(), None, _MS_BIND, None):
         raise LabError(f"cannot write the nodes' names to {_HOSTS}: {os.strerror(ctypes.get_errno())}")
+
+
+def _since(before: Counters, now: Counters) -> Counters:
+    """Return the difference of counters that only grow, with the present backlog."""
+
+    def less(a: LinkCounters, b: LinkCounters) -> LinkCounters:
+        losses = None if a.dropped_loss is None or b.dropped_loss is None else b.dropped_loss - a.dropped_loss
+        grown = {name: getattr(b, name) - getattr(a, name) for name in ("packets", "bytes", "dropped_buffer")}
+        return b.model_copy(update=grown | {"dropped_loss": losses})
+
+    return {name: {way: less(before[name][way], count) for way, count in ways.items()} for name, ways in now.items()}
 
 
 def _certify(lab: Lab) -> Certificate:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import pwd
 import re
 import selectors
 import signal
@@ -85,12 +86,15 @@ class Programs:
         self._base = {**_DEFAULTS, **os.environ, **own, **order.environment}
         # So that torchrun is found if testbed was called by its path, such as .venv/bin/testbed.
         self._base["PATH"] = os.pathsep.join([self._base.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+        # Under sudo the fork server is root until a program is given to it: these would be root's, too.
+        risky = order.clock == "real" and paths.invoking_user() is not None
+        separate = order.separate or (risky and any(name.startswith(("PYTHON", "LD_")) for name in order.environment))
         self._nodes = []
         for node, command in zip(lab.nodes, order.commands, strict=True):
-            log = (folder / f"{node.name}.log").open("w", encoding="utf8")
+            log = os.fdopen(paths.create(folder / f"{node.name}.log"), "w", encoding="utf8", buffering=1)
             paths.give_to_user(folder / f"{node.name}.log")
             filled = fill_in(command, node.index, self._addresses)
-            program = None if order.separate else script.recognise(filled, self._base, Path.cwd())
+            program = None if separate else script.recognise(filled, self._base, Path.cwd())
             self._nodes.append(_Node(node, filled, program, log))
 
     def load(self) -> None:
@@ -106,6 +110,8 @@ class Programs:
         device = self._lab.nodes[node.index].devices[0]
         environment = self._base | node_environment(node.index, self._addresses, device)
         environment |= {VARIABLE: json.dumps(self._order.torch)} if self._order.torch else {}
+        if (user := paths.invoking_user()) is not None and "HOME" not in self._order.environment:
+            environment["HOME"] = pwd.getpwuid(user[0]).pw_dir  # ours is root's
         node.output, theirs = os.pipe()
         os.set_blocking(node.output, False)
         with os.fdopen(theirs, "wb", 0) as output:
@@ -282,6 +288,7 @@ class Programs:
         for node in self._nodes:
             if node.partial:
                 self._line(node, node.partial)
+                node.partial = b""
 
     def _read(self, node: _Node) -> None:
         while True:
@@ -315,6 +322,7 @@ class Programs:
     def end(self) -> list[NodeOutcome]:
         """Terminate the remaining programs, and return the outcome of every node's program."""
         left = {node.index: _processes_in(node.namespace.fd) for node in self._nodes}
+        terminated = {node.index for node in self._nodes if node.status is None}
         for number in (signal.SIGTERM, signal.SIGKILL):
             running = [pid for node in self._nodes for pid in _processes_in(node.namespace.fd)]
             if not running:
@@ -336,7 +344,7 @@ class Programs:
                     name=node.name,
                     address=node.address,
                     command=node.command,
-                    status=node.status,
+                    status=None if node.index in terminated else node.status,
                     ended_ns=now_ns if node.ended_ns is None else node.ended_ns,
                     steps_ns=tuple(node.steps_ns),
                     last_words=tuple(node.last_words),

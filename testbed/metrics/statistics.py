@@ -26,6 +26,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -96,10 +97,12 @@ def block_length(values: Sequence[float]) -> int:
     """Return the block length for a bootstrap of these values.
 
     It is n^(1/3) (Hall, Horowitz and Jing 1995) where their autocorrelation exceeds the one-sided 5 % point, otherwise
-    1.
+    1; but at least the length of each run of equal values, as of steps that have their cycle's mean
+    (`steps.over_cycles`), because only the runs are independent.
     """
-    count = len(values)
-    return math.ceil(count ** (1 / 3)) if autocorrelation(values) > _NOT_BY_CHANCE / math.sqrt(count) else 1
+    count, least = len(values), min(len(list(run)) for _, run in itertools.groupby(values))
+    by_chance = autocorrelation(values) <= _NOT_BY_CHANCE / math.sqrt(count)
+    return max(least, 1 if by_chance else math.ceil(count ** (1 / 3)))
 
 
 def resampled(values: Sequence[float], statistic: Statistic = middle) -> NDArray[np.float64]:

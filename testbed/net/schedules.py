@@ -41,6 +41,9 @@ class _Track:
         self.timeline = timeline(shaped.pipe)
         self.held: Shaping | None = shaped.plan()
         self.last = self.held
+        self.rate_due_ns = 0
+        """When the last rate is due: packets keep their order, so after a delay has fallen a rate waits for earlier
+        ones."""
         self.moments: list[tuple[int, int]] = []
         """When a change was due, except of a rate, and when the kernel had confirmed it, since the start."""
 
@@ -72,6 +75,7 @@ class Schedules:
         """Start schedules and traces at this time of CLOCK_MONOTONIC, possibly in the future."""
         self._start_ns = start_ns
         for track in self._tracks:
+            track.rate_due_ns = 0
             track.moments.clear()
         self._due = [(start_ns, number, -1) for number in range(len(self._tracks))]
 
@@ -95,8 +99,8 @@ class Schedules:
         elapsed_ns = max(when_ns, time.monotonic_ns()) - self._start_ns
         if (next_ns := track.timeline.next_after(elapsed_ns)) is not None:
             heapq.heappush(self._due, (self._start_ns + next_ns, number, -1))
-        rate_due_ns = when_ns + track.last.netem.latency_ns
-        heapq.heappush(self._due, (rate_due_ns, number, elapsed_ns))
+        track.rate_due_ns = max(track.rate_due_ns, when_ns + track.last.netem.latency_ns)
+        heapq.heappush(self._due, (track.rate_due_ns, number, elapsed_ns))
         self._set(track, track.last._replace(netem=track.shaped.plan(track.timeline.at(elapsed_ns)).netem))
         track.moments.append((elapsed_ns, time.monotonic_ns() - self._start_ns))
 

@@ -268,7 +268,8 @@ def save_drawing(drawing: Drawing, folder: Path, stem: str) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    with os.fdopen(paths.create(path), "wb") as file:
+        file.write(content)
     paths.give_to_user(path)
 
 

@@ -29,6 +29,8 @@ def draw(folder: Path, result: ExecResult) -> tuple[Markup | None, str]:
         "IP packets, including acknowledgements. Dashed: the profile's rate, where it is less than five times the "
         "traffic. Marks: dropped packets."
     )
-    (folder / "figures").mkdir(exist_ok=True)
-    svg = save_drawing(Drawing(_FIGURE, title, caption, figure), folder / "figures", _FIGURE)
+    if (figures := folder / "figures").is_symlink():  # a program's, which root would follow
+        figures.unlink()
+    figures.mkdir(exist_ok=True)
+    svg = save_drawing(Drawing(_FIGURE, title, caption, figure), figures, _FIGURE)
     return Markup(inline_svg(svg, _FIGURE, title)), caption

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from testbed.metrics import statistics
 from testbed.metrics.statistics import IntervalEstimate
+from testbed.metrics.steps import over_cycles
 from tests.metrics import error_rates
 
 durations = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60)
@@ -50,6 +51,14 @@ def test_steps_that_resemble_each_other_are_drawn_in_blocks_and_are_less_sure() 
     together, alone = statistics.of_steps(alike).interval, statistics.of_steps(shuffled).interval
     assert together.high - together.low > 1.2 * (alone.high - alone.low)
     assert "blocks of 6" in statistics.of_steps(alike).rule
+
+
+def test_steps_that_have_the_mean_of_their_cycle_are_drawn_by_cycles() -> None:
+    steps = noise(24, 5)
+    cycles = over_cycles(steps, 8)
+    assert statistics.block_length(cycles) == 8
+    assert statistics.block_length(over_cycles(steps, 1)) == 1
+    assert "blocks of 8" in statistics.of_steps(cycles).rule
 
 
 def test_an_outlier_hides_no_resemblance() -> None:

@@ -335,11 +335,25 @@ def test_message_times_that_tcp_decides_are_information(link):
         ({"messages": [], "faults": {"stream": "no route"}}, "no route"),
         ({"overload": [], "faults": {"datagrams": "no buffer"}}, "no buffer"),
         ({"light": [], "faults": {"datagrams": "no such device"}}, "no such device"),
+        ({"faults": {"echo": "no socket"}}, "no socket"),  # after the echoes
+        ({"faults": {"stream": "timed out"}}, "timed out"),  # after the first messages
+        ({"bulk": [BulkTransfer(way="up", size=10**6, span_ns=0, retransmits=0)]}, "nothing arrived"),
     ],
 )
 def test_a_fault_fails_the_certificate_and_says_what_it_was(changes, words):
     link = profile()
     assert any(words in m.note for m in judged(link, shown_by(link, **changes)) if m.verdict == "FAIL")
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0, "PASS"), (2, "PASS"), (40, "FAIL")])
+def test_packets_too_few_to_tell_a_loss_from_none_are_information(lost, verdict):
+    link = profile(up=pipe(loss=Bernoulli(probability=0.001)))
+    readings = shown_by(link, packets=2_500)
+    for shown in readings.light:
+        shown.lost = lost if shown.way == "up" else 0
+    (found,) = (m for m in judged(link, readings) if m.quantity == "loss" and m.direction == "up")
+    assert found.verdict == verdict
+    assert (found.tolerance is None) == ("2500 packets are too few for 0.10%" in found.note) == (verdict == "PASS")
 
 
 def test_a_probe_that_could_not_offer_enough_does_not_blame_the_link():

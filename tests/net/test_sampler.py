@@ -48,12 +48,17 @@ def test_a_connection_is_read_among_attributes_that_are_not_known(
     info = data.draw(st.binary(min_size=INFO_BYTES, max_size=INFO_BYTES + 40))
     attributes = [*others, (2, info), (4, b"cubic\0")]
     data.draw(st.randoms(use_true_random=False)).shuffle(attributes)
-    head = bytes(4) + struct.pack("!HH", local_port, remote_port)
-    head += socket.inet_aton(local) + bytes(12) + socket.inet_aton(remote) + bytes(12)
+    mapped = data.draw(st.booleans())  # the sockets of a server on [::]
+    head = bytes([socket.AF_INET6 if mapped else socket.AF_INET, 0, 0, 0])
+    head += struct.pack("!HH", local_port, remote_port)
+    for address in map(socket.inet_aton, (local, remote)):
+        head += bytes(10) + b"\xff\xff" + address if mapped else address + bytes(12)
     answer = head.ljust(72, b"\0") + b"".join(_attribute(*one) for one in attributes)
     found = sock_diag.parse_connection(answer)
     assert found == (f"{local}:{local_port}", f"{remote}:{remote_port}", "cubic", parse_tcp_info(info))
     assert sock_diag.parse_connection(head.ljust(72, b"\0") + _attribute(4, b"cubic\0")) is None
+    other = bytes([socket.AF_INET6, *answer[1:8], 0xFE, 0x80, *answer[10:]])
+    assert sock_diag.parse_connection(other) is None, "an address of IPv6 alone"
 
 
 def test_a_kernel_that_tells_too_little_is_refused() -> None:

@@ -132,6 +132,17 @@ def test_a_rate_may_be_due_when_the_next_change_is(kernel: Kernel, playing: Any)
     assert (made.fault, kernel.rates()) == (None, [40, 20, 80])
 
 
+def test_after_a_delay_has_fallen_no_earlier_rate_comes_last(kernel: Kernel, playing: Any) -> None:
+    """Packets keep their order, so a rate is not due before those of the packets ahead."""
+    pipe = _varying((30, 40), (60, 20), (100, 80))
+    first, *others = pipe.schedule.changes
+    slow = pipe.schedule.model_copy(update={"changes": (first.model_copy(update={"delay_ns": 300 * _MS}), *others)})
+    made = playing(_device(pipe.model_copy(update={"schedule": slow})))
+    made.play(time.monotonic_ns())
+    _until(lambda: made.fault is not None or len(kernel.rates()) == 3)
+    assert (made.fault, kernel.rates()) == (None, [40, 20, 80])
+
+
 @pytest.mark.virtual_clock
 def test_a_schedule_repeats_until_it_is_held(kernel: Kernel, playing: Any) -> None:
     made = playing(_device(_varying((0, 40), (20, 20), repeat_ms=40)))

@@ -48,7 +48,9 @@ def _comparisons(profile: LinkProfile, readings: Readings) -> Iterator[Compariso
 
 def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
     faults = []
-    if "echo" not in readings.faults:
+    if "echo" in readings.faults:
+        faults.append(readings.faults["echo"])
+    else:
         if not readings.full_packet_passed:
             faults.append(f"no reply to an unfragmented packet of the MTU, {profile.mtu} bytes")
         if not readings.bigger_packet_refused:
@@ -81,11 +83,12 @@ def _stream(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: 
     sizes = sorted({message.size for message in readings.messages if message.way == way})
     for size in sizes:
         yield _message(profile, readings, way, pipe, size)
-    if not sizes and "stream" in readings.faults:
+    if "stream" in readings.faults:
         yield Comparison(quantity="message", direction=way)
     for bulk in readings.bulk:
-        if bulk.way == way and bulk.span_ns:
-            yield _goodput(profile, readings, pipe, bulk)
+        if bulk.way == way:
+            whole = bulk.span_ns > 0
+            yield _goodput(profile, readings, pipe, bulk) if whole else Comparison(quantity="goodput", direction=way)
 
 
 def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:

@@ -85,7 +85,8 @@ def _jitter(way: LinkDirection, pipe: Pipe, transit_ns: list[int]) -> Comparison
 
 def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain) -> Comparison:
     loss, sent = pipe.mean_loss, train.sent
-    share, remarks, tolerance = None, "", 0.0
+    share, remarks = None, ""
+    tolerance: float | None = 0.0
     if sent:
         share, inflated = train.lost / sent, expect.inflation(pipe.loss)
         independent = max(1.0, sent / inflated)  # equivalent number of packets under independent loss
@@ -94,6 +95,8 @@ def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain) -> Comparison:
             remarks = f"{train.lost} of {sent} lost: between {low:.5f} and {high:.5f}"
         if loss:  # a doubled packet must be lost at most twice
             tolerance = expect.share_deviation(loss, sent, inflated=inflated) + loss * pipe.duplicate
+            if abs(share - loss) <= tolerance >= loss:  # no loss at all would pass as well
+                tolerance, remarks = None, f"information: {sent} packets are too few for {loss:.2%}; {remarks}"
     return Comparison(
         quantity="loss",
         direction=way,
@@ -101,7 +104,7 @@ def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain) -> Comparison:
         expected=loss,
         measured=share,
         tolerance=tolerance,
-        chance=tolerance,
+        chance=tolerance or 0.0,
         samples=sent,
         remark=remarks,
     )

@@ -5,6 +5,7 @@ Needs no privilege inside the namespace and touches no packet. One request retur
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -27,12 +28,16 @@ _CONNECTED = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
 data."""
 
 _QUESTION = struct.Struct("=BBBxI48x")
-_ANSWER = struct.Struct("!4x2H4s12x4s12x")
+_ANSWER = struct.Struct("!B3x2H16s16s")
 """inet_diag_msg up to its addresses: ports and addresses are in network order."""
+_FAMILIES = socket.AF_INET, socket.AF_INET6
+"""A server on [::] has sockets of IPv6 whose addresses are mapped ones of IPv4."""
+_MAPPED = b"\0" * 10 + b"\xff\xff"
 _ANSWER_BYTES = 72
 _PATIENCE_S = 2.0
-_GROUP_ENDED = 1
-"""SKNLGRP_INET_TCP_DESTROY of <linux/sock_diag.h>."""
+_GROUPS_ENDED = 1, 3
+"""SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY of <linux/sock_diag.h>."""
+_SO_RCVBUFFORCE = 33
 _WAITING_BYTES = 4 << 20
 """Receive buffer for announcements: enough for a few thousand connections that end at once."""
 
@@ -48,11 +53,13 @@ class TcpConnection(NamedTuple):
 
 
 def parse_connection(answer: bytes) -> TcpConnection | None:
-    """Parse one inet_diag_msg with its attributes; None without TCP_INFO: the connection has ended."""
-    source_port, remote_port, source, remote = _ANSWER.unpack_from(answer)
+    """Parse one inet_diag_msg with its attributes; None without TCP_INFO: the connection has ended; and for IPv6."""
+    family, source_port, remote_port, *addresses = _ANSWER.unpack_from(answer)
     held = messages.attributes(answer, _ANSWER_BYTES)
-    if _TCP_INFO not in held:
+    mapped = family == socket.AF_INET6
+    if _TCP_INFO not in held or (mapped and any(address[:12] != _MAPPED for address in addresses)):
         return None
+    source, remote = (address[12:] if mapped else address[:4] for address in addresses)
     return TcpConnection(
         local=f"{socket.inet_ntoa(source)}:{source_port}",
         remote=f"{socket.inet_ntoa(remote)}:{remote_port}",
@@ -76,15 +83,18 @@ class SocketDiagnosis(Closing):
 
         CapabilityError where this kernel has no tcp_diag, LabError without a response.
         """
+        return [connection for family in _FAMILIES for connection in self._of_family(family)]
+
+    def _of_family(self, family: int) -> list[TcpConnection]:
         self._number += 1
         asked_for = 1 << _TCP_INFO - 1 | 1 << _CONGESTION - 1
-        question = _QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, asked_for, _CONNECTED)
+        question = _QUESTION.pack(family, socket.IPPROTO_TCP, asked_for, _CONNECTED)
         flags = messages.REQUEST | messages.DUMP
         connections = []
         try:
             self._socket.send(messages.frame(_SOCK_DIAG_BY_FAMILY, flags, self._number, question))
             for kind, _, body in dump_answers(self._socket, self._number):
-                if kind == messages.ERROR:
+                if kind == messages.ERROR and family == socket.AF_INET:  # a kernel may lack IPv6
                     raise self._refusal(-struct.unpack_from("=i", body)[0])
                 if kind == _SOCK_DIAG_BY_FAMILY and (connection := parse_connection(body)) is not None:
                     connections.append(connection)
@@ -113,9 +123,11 @@ class EndedConnections(Closing):
             self._socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _NETLINK_SOCK_DIAG
             )
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WAITING_BYTES)
+            for option in (socket.SO_RCVBUF, _SO_RCVBUFFORCE):  # by root alone beyond rmem_max
+                with contextlib.suppress(PermissionError):
+                    self._socket.setsockopt(socket.SOL_SOCKET, option, _WAITING_BYTES)
             try:
-                self._socket.bind((0, 1 << _GROUP_ENDED - 1))
+                self._socket.bind((0, sum(1 << group - 1 for group in _GROUPS_ENDED)))
             except OSError as error:
                 self._socket.close()
                 raise CapabilityError(
@@ -134,7 +146,7 @@ class EndedConnections(Closing):
             except OSError as error:  # ENOBUFS
                 raise LabError(f"{self.name}: cannot follow the TCP connections that end: {error.strerror}") from None
             for kind, _, _, body in messages.split_messages(data):
-                if kind == _SOCK_DIAG_BY_FAMILY and body[0] == socket.AF_INET:
+                if kind == _SOCK_DIAG_BY_FAMILY and body[0] in _FAMILIES:
                     connection = parse_connection(body)
                     connections += [connection] if connection is not None else []
 
