@@ -29,7 +29,7 @@ from testbed.errors import CodecError, SpecError, UnknownNameError
 from testbed.message_key import MessageKey
 from testbed.nodes.boundary import Boundary
 from testbed.nodes.fragments import SMALL
-from testbed.torch import exchanges, process_group
+from testbed.torch import exchanges, observed, process_group
 from testbed.torch.steps import MOST, Position
 
 OPERATIONS: Final = ("p2p", "all_reduce", "all_gather", "reduce_scatter")
@@ -304,7 +304,12 @@ class CodedGroup(process_group.WrappedGroup):
 def layers(wanted: Mapping[str, Any]) -> list[process_group.Layer]:
     """Return the layer that TESTBED_TORCH requests (`autoload`)."""
     codecs = parse_group_codecs(wanted["codec"])
-    return [lambda group: CodedGroup(group, codecs)]
+
+    def layer(group: dist.ProcessGroup) -> dist.ProcessGroup:
+        log = observed.active_log()  # of what the job calls; what is sent is below the codecs
+        return CodedGroup(group if log is None else observed.ObservedGroup(group, log, level=1), codecs)
+
+    return [layer]
 
 
 def code_groups(text: str, *, seed: int = 0) -> None:

@@ -71,7 +71,7 @@ class Log:
         self._open: dict[int, dict[str, Any]] = {}
         self._numbers = self._steps = 0
         self._path: Path | None = None
-        self._groups: set[tuple[str, int]] = set()
+        self._groups: dict[tuple[str, int], list[int]] = {}
         self._optimizers: dict[int, int] = {}
         self._process = os.getpid()
 
@@ -80,7 +80,7 @@ class Log:
         # A fork has its own file only if it is a rank of its own.
         if self._path is None or os.getpid() != self._process:
             self._process, self._path = os.getpid(), self.folder / f"rank-{_global_rank(group)}.jsonl"
-            self._lines, self._open, self._groups = [], {}, set()
+            self._lines, self._open, self._groups = [], {}, {}
             about = {"version": VERSION, "rank": _global_rank(group), "ranks": _world_size(group)}
             accelerator = torch.accelerator.current_accelerator()
             self.note("about", **about, device=str(accelerator or "cpu"), clock="monotonic")
@@ -96,8 +96,10 @@ class Log:
         """Open the line of an operation."""
         name = str(group.group_name)
         if (name, group.level) not in self._groups:
-            self._groups.add((name, group.level))
-            self.note("group", name=name, ranks=dist.get_process_group_ranks(group), level=group.level)
+            # torch knows the outermost layer alone, whose call came first.
+            ranks = self._groups[name, 0] if group.level else dist.get_process_group_ranks(group)
+            self._groups[name, group.level] = ranks
+            self.note("group", name=name, ranks=ranks, level=group.level)
         self.synchronize()
         what, position = _CALLS[call]
         with self._lock:

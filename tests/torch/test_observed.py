@@ -100,6 +100,22 @@ def test_commands_print_totals_and_write_a_timeline(observed: tuple[list[str], P
     assert pairs(events, "b", "e") == len(timeline(job)) - slices
 
 
+def test_what_a_coded_job_sends_is_counted_below_its_codecs(tmp_path: Path) -> None:
+    wanted = {"TESTBED_TORCH": json.dumps({"folder": str(tmp_path / "notes"), "codec": "all_reduce: int8"})}
+    run_ranks("coded_job.py", 2, tmp_path / "job", wanted)
+    job = read_observations(tmp_path / "notes")
+    called, sent = ({total.what: total for total in totals(job) if total.level == level} for level in (0, 1))
+    assert not any(total.wire_bytes for total in called.values())
+    assert set(called) == {"all_reduce", "broadcast"}
+    assert set(sent) == {"all_gather", "broadcast"}
+    assert 0.25 < sent["all_gather"].payload_bytes / called["all_reduce"].payload_bytes < 0.27, "int8, not fp32"
+    wire = sum(
+        size for rank in job for line in rank.of("op") if line["level"] for size in sent_bytes(rank, line).values()
+    )
+    assert sum(total.wire_bytes or 0 for total in sent.values()) == wire > 0
+    simulate(join(job))
+
+
 # ------------------------------------------------------------------ made-up notes
 def test_waits_of_two_threads_overlap_and_are_not_slices_of_one(tmp_path: Path) -> None:
     waits = [
