@@ -25,6 +25,7 @@ from testbed.commands.console import (
     TopologyFlag,
     choose_clock,
     choose_engine,
+    err,
     lab_spec,
     need_clock_kernel,
     one_of,
@@ -335,6 +336,10 @@ def _finish(folder: Path, kernel: vm.GuestKernel | None, started: float) -> Exec
     page = write_exec_page(folder, result)
     for line in summary_lines(result):
         say(line)
+    asked = " and ".join(f"--{name}" for name in ("codec", "pace") if result.order.torch.get(name))
+    if asked and not [*(folder / "torch").glob("rank-*.jsonl")]:
+        why = "no program made a process group in a Python that has torch and testbed"
+        say(f"testbed: {asked} did nothing: {why}", on=err, style="red")
     say(f"report: {page}; {units.format_duration(result.seconds)} of this machine")
     return result
 
