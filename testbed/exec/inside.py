@@ -68,6 +68,8 @@ def execute(order: ExecOrder) -> ExecResult:
             status, reason = programs.run(started_ns)
             lasted_ns = time.monotonic_ns() - started_ns
             nodes = programs.end()
+        if all(node.status is not None for node in nodes):  # an agent of torchrun stays after its end
+            lasted_ns = max(node.ended_ns for node in nodes)
         total, counters = talks.total(), _since(before, lab.counters())
         lab.hold()
         if order.certify:

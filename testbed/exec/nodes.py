@@ -200,6 +200,9 @@ class Programs:
             self._selector.unregister(node.channel)
             return
         asked = json.loads(data)
+        if "left" in asked:
+            node.ended_ns = time.monotonic_ns() - self._started_ns
+            return
         command, environment, folder = asked["command"], asked["environment"], asked["cwd"]
         answer = -1
         with os.fdopen(fds[0], "wb", 0) as stdout, os.fdopen(fds[1], "wb", 0) as stderr, contextlib.suppress(UserError):
@@ -270,7 +273,7 @@ class Programs:
         for node in self._nodes:
             if node.status is None and (status := self._poll(node.process)) is not None:
                 node.status = shell_status(status)
-                node.ended_ns = time.monotonic_ns() - self._started_ns
+                node.ended_ns = node.ended_ns or time.monotonic_ns() - self._started_ns
                 self._read(node)
 
     def _poll(self, process: Any) -> int | None:

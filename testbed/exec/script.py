@@ -212,6 +212,10 @@ class _AgentChannel:
                 raise OSError(f"cannot start {arguments[0]} in this node")
             return _ForkedWorker(self, number, self._pids[number])
 
+    def leave(self) -> None:
+        """Say that the job is over for this agent, although it stays."""
+        self._socket.send(json.dumps({"left": True}).encode())
+
     def status(self, number: int, wait_s: float | None) -> int | None:
         with self._lock:
             while number not in self._statuses and self._read(wait_s):
@@ -255,6 +259,7 @@ def _ask_for_workers(sock: socket.socket) -> None:
 
     def meet_and_stay(self: Any) -> None:
         meet(self)
+        channel.leave()
         time.sleep(_STAY_S)
 
     if os.environ.get("PET_NODE_RANK") == "0":
