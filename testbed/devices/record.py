@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 from testbed import paths, process
 from testbed.devices import flops
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns
-from testbed.devices.device import (
-    ComputeDevice,
-    MatrixSpeed,
-    Precision,
-    RecordedTimes,
-    read_device,
-    write_device,
-)
+from testbed.devices.device import ComputeDevice, MatrixSpeed, Precision, RecordedTimes, read_device, write_device
 from testbed.errors import SpecError, StageError
 from testbed.frozen import Frozen
 from testbed.message_key import Direction

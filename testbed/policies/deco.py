@@ -125,12 +125,7 @@ def _spaced_ratios(most: float) -> list[float]:
 
 
 def fastest(
-    link: LinkEstimate,
-    exchanged: MessageSize,
-    compute_ns: int,
-    *,
-    noise: NoiseFactor,
-    noise_weight: float,
+    link: LinkEstimate, exchanged: MessageSize, compute_ns: int, *, noise: NoiseFactor, noise_weight: float
 ) -> DecoChoice:
     """Choose the pair of the grid with the least time to a target: the fall-back, and the oracle in figures."""
     ratios = _spaced_ratios(1.0)

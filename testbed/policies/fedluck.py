@@ -35,12 +35,7 @@ class DeviceChoice(NamedTuple):
 
 
 def objective(
-    local_steps: npt.ArrayLike,
-    ratio: npt.ArrayLike,
-    *,
-    step_s: float,
-    full_s: float,
-    period_s: float,
+    local_steps: npt.ArrayLike, ratio: npt.ArrayLike, *, step_s: float, full_s: float, period_s: float
 ) -> npt.NDArray[np.float64]:
     """Return the objective, for arrays that broadcast."""
     k, d = np.asarray(local_steps, np.float64), np.asarray(ratio, np.float64)

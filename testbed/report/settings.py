@@ -12,16 +12,7 @@ from testbed import units
 from testbed.frozen import Frozen, flatten
 from testbed.report.collect import Group, Links
 from testbed.report.numbers import MISSING, listed
-from testbed.spec import (
-    Calibrated,
-    Cell,
-    DataParallelSpec,
-    ImagesSpec,
-    Measured,
-    Parallelism,
-    PipelineSpec,
-    Stated,
-)
+from testbed.spec import Calibrated, Cell, DataParallelSpec, ImagesSpec, Measured, Parallelism, PipelineSpec, Stated
 
 PLAYED = "timing played: trained once without a network, then frames of the recorded sizes over the links"
 LIVE_VIRTUAL = "timing live: trained over the links in the guest, torch and TCP together"

@@ -115,12 +115,7 @@ def reference_step(profile: LinkProfile, engine: Engine, message_bytes: int) -> 
         engine=engine,
         compute=Measured(),
         workload=TextSpec(
-            family="gpt2",
-            model="gpt2-mini",
-            text="bundled",
-            sequence_length=64,
-            batch_size=16,
-            validation_batches=1,
+            family="gpt2", model="gpt2-mini", text="bundled", sequence_length=64, batch_size=16, validation_batches=1
         ),
         pipeline=PipelineSpec(stages=3, microbatches=4, schedule="1f1b", in_flight=4),
         optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0, beta1=0.9, beta2=0.999, clip_norm=1),

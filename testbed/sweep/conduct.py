@@ -74,13 +74,7 @@ class Agenda:
 
 
 def make_agenda(
-    experiment: Experiment,
-    engine: Engine,
-    choice: Choice,
-    folder: Path,
-    *,
-    clock: Clock = "real",
-    again: bool = False,
+    experiment: Experiment, engine: Engine, choice: Choice, folder: Path, *, clock: Clock = "real", again: bool = False
 ) -> Agenda:
     """Determine and check all work to do; starts and writes nothing. `again`: ignore an earlier tuning."""
     asked = plan.apply_choice(experiment, choice)

@@ -27,14 +27,7 @@ from testbed.player.guests import PlayJobs, Progress, play_jobs
 from testbed.player.play_job import Outcome, PlayJob
 from testbed.player.steady import extended
 from testbed.profiles import LinkProfile
-from testbed.records import (
-    Calibration,
-    Certificate,
-    Floors,
-    LabRecord,
-    RunCertificates,
-    StepRecord,
-)
+from testbed.records import Calibration, Certificate, Floors, LabRecord, RunCertificates, StepRecord
 from testbed.replay import pipelines
 from testbed.replay.cells import played_job
 from testbed.replay.recorded import records_of
@@ -90,14 +83,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         jobs = [player.job(number) for number in range(len(runs))]
         progress.note(f"playing {len(jobs)} run{'s' * (len(jobs) != 1)}")
         with hold_machine(progress.note) if means.clock == "real" else nullcontext():
-            play(
-                jobs,
-                clock=means.clock,
-                folder=folder,
-                kernel=guest_kernel,
-                guests=cores,
-                progress=player.has_played,
-            )
+            play(jobs, clock=means.clock, folder=folder, kernel=guest_kernel, guests=cores, progress=player.has_played)
     return failures + player.failures
 
 
@@ -204,11 +190,7 @@ class _Player:
         """Return the player's job for a run."""
         cell = self._drawn(number)
         path, trace = self._trace(cell)
-        lab = LabSpec(
-            **cell.lab,
-            engine=cell.engine,
-            engine_reason=f"the {cell.clock} clock",
-        )
+        lab = LabSpec(**cell.lab, engine=cell.engine, engine_reason=f"the {cell.clock} clock")
         return PlayJob(
             trace=path,
             lab=lab,

@@ -21,14 +21,7 @@ from pathlib import Path
 from testbed import paths
 from testbed.errors import CapabilityError, GuestKernelError
 from testbed.process import start_program
-from testbed.vm.debian import (
-    check_machine,
-    check_processor,
-    download,
-    package_version,
-    put_in_place,
-    unpack,
-)
+from testbed.vm.debian import check_machine, check_processor, download, package_version, put_in_place, unpack
 from testbed.vm.guest import try_kernel
 from testbed.vm.kernel import CONFIG, PATCH, GuestKernel, own_folder, seal
 from testbed.vm.kernel_file import SHIPPED_FILE, find_clock_kernel, import_kernel
