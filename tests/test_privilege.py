@@ -338,6 +338,30 @@ def test_a_program_behind_sudo_is_the_users_and_gains_nothing(sudo: BehindSudo) 
     assert re.findall(r'"Cap(?:Eff|Prm|Inh|Amb)": "(\w+)"', said) == ["0" * 16] * 4
 
 
+PLANTS = """
+import os, sys
+(victim,) = sys.argv[1:]
+for name in ("exec.json", "report.html"):
+    # The numbers of processes in a lab's namespace are small.
+    for number in range(1, 200) if os.environ["TESTBED_NODE"] == "0" else ():
+        os.symlink(victim, f"real/.{name}.{number}")
+"""
+
+
+@pytest.mark.root
+def test_root_follows_no_link_that_a_program_has_left(sudo: BehindSudo, tmp_path: Path) -> None:
+    victim, evil = tmp_path / "victim", sudo.folder / "evil"
+    victim.write_text("root's")
+    evil.mkdir()
+    (evil / "sitecustomize.py").write_text(f"import os\nopen({str(evil)!r} + '/as-' + str(os.getuid()), 'w')\n")
+    (sudo.folder / "plants.py").write_text(PLANTS)
+    evil.chmod(0o777)
+    words = "--", sys.executable, "plants.py", str(victim)
+    sudo.run("exec", *REAL, "--no-certify", "--env", f"PYTHONPATH={evil}", "--ends-with", "0", "-o", "real", *words)
+    assert victim.read_text() == "root's"
+    assert {path.name for path in evil.glob("as-*")} == {f"as-{USER}"}, "root imported what --env names"
+
+
 ATTEMPTS = """
 import ctypes, json, os, signal, socket, sys
 from pathlib import Path

@@ -111,7 +111,8 @@ class Programs:
         environment = self._base | node_environment(node.index, self._addresses, device)
         environment |= {VARIABLE: json.dumps(self._order.torch)} if self._order.torch else {}
         if (user := paths.invoking_user()) is not None and "HOME" not in self._order.environment:
-            environment["HOME"] = pwd.getpwuid(user[0]).pw_dir  # ours is root's
+            with contextlib.suppress(KeyError):  # a user without a name
+                environment["HOME"] = pwd.getpwuid(user[0]).pw_dir  # ours is root's
         node.output, theirs = os.pipe()
         os.set_blocking(node.output, False)
         with os.fdopen(theirs, "wb", 0) as output:
