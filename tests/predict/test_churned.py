@@ -113,7 +113,6 @@ def test_a_file_without_churn_has_no_rounds_and_cells_are_those_without(tmp_path
     [
         ('scenario = "community"', 'scenario = "organisational"', "churn requires .* always stay"),
         ("steps = 3\n", "steps = 3\nplay = false\n", "churn requires .* play is false"),
-        ("steps = 3\n", 'steps = 3\nduplex = "inbound"\n', "churn requires .* duplex is inbound"),
         ("bits = 8, churn", "bits = 8, staleness = 1, steps = 8, churn", "churn requires staleness 0.* it is 1"),
         ("bits = 8, churn", "bits = 8, rounds = [{ away = [0] }], churn", "rounds and churn exclude each other"),
         *(
@@ -129,6 +128,14 @@ def test_churn_of_what_does_not_come_and_go_or_in_part_is_refused_before_anythin
     with pytest.raises(SpecError, match=said):
         planned_of(tmp_path, text)
     assert len(planned_of(tmp_path, without_churn(text))) == 3, "without churn it is a cell"
+
+
+def test_an_inbound_wire_has_neither_churn_nor_a_scenario_of_unequal_uplinks(tmp_path: Path) -> None:
+    text = FILE.replace("steps = 3\n", 'steps = 3\nduplex = "inbound"\n')
+    with pytest.raises(SpecError, match=r"churn requires .* duplex is inbound"):
+        planned_of(tmp_path, text)
+    with pytest.raises(SpecError, match="inbound, which needs uplinks of one rate"):
+        planned_of(tmp_path, without_churn(text))
 
 
 def test_only_a_job_at_the_sites_of_a_scenario_has_churn(tmp_path: Path) -> None:
