@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -237,18 +238,15 @@ def read_faults(rows: object, links: Mapping[str, LinkProfile], run: str) -> tup
         raise SpecError(
             f"fault must be a list of tables, for example [[cell.fault]] with at, for, outage; found {rows!r}"
         )
-    faults = list[Fault]()
-    for number, row in enumerate(rows):
-        alike = sum("mtbf" in other and other.get("seed", 0) == row.get("seed", 0) for other in rows[:number])
-        faults += _read_row(f"fault[{number}]", row, links, run, alike)
+    drawn = Counter[tuple[str, object]]()
+    faults = [fault for at, row in enumerate(rows) for fault in _read_row(f"fault[{at}]", row, links, run, drawn)]
     return tuple(sorted(faults, key=lambda fault: (fault.at_ns, fault.words))) or None
 
 
 def _read_row(
-    where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfile], run: str, alike: int
+    where: str, row: Mapping[str, Any], links: Mapping[str, LinkProfile], run: str, drawn: Counter[tuple[str, object]]
 ) -> Iterator[Fault]:
-    """Yield a row's faults. `alike`: how many rows before it draw from the same seed; their times are independent."""
-    nth = f" {alike}" * bool(alike)
+    """Yield a row's faults. `drawn`: how many rows before it draw for a link or node from a seed; it counts them."""
     for key in row:
         if key in KINDS and (verdict := getattr(KINDS[key], run)).startswith(REFUSED):
             raise SpecError(f"{where}.{key} is {verdict}")
@@ -265,7 +263,7 @@ def _read_row(
             )
         for_ns = LONGEST_NS if kill else 1 if spoils else _read(where, row, "for", units.parse_span)
         what = {"node": row["node"], "kill": kill, **{key: row[key] for key in ("slow", "frame") if key in row}}
-        for at_ns in _times(where, row, f"node {row['node']}{nth}", for_ns):
+        for at_ns in _times(where, row, f"node {row['node']}", for_ns, drawn):
             yield validated(NodeFault, {"at_ns": at_ns, "for_ns": for_ns, **what}, where)
         return
     for_ns, way = _read(where, row, "for", units.parse_span), row.get("way", "both")
@@ -279,13 +277,15 @@ def _read_row(
         if key in row:
             effects[name] = _read(where, row, key, read)
     for name in named:
-        for at_ns in _times(where, row, f"{[pipe.seed for pipe in links[name].pipes]} {name}{nth}", for_ns):
+        for at_ns in _times(where, row, f"{[pipe.seed for pipe in links[name].pipes]} {name}", for_ns, drawn):
             yield validated(LinkFault, {"link": name, "way": way, "at_ns": at_ns, "for_ns": for_ns, **effects}, where)
 
 
-def _times(where: str, row: Mapping[str, Any], who: str, for_ns: int) -> Iterator[int]:
+def _times(
+    where: str, row: Mapping[str, Any], who: str, for_ns: int, drawn: Counter[tuple[str, object]]
+) -> Iterator[int]:
     """Yield when a row's fault begins: once, or after exponential times since the end of the one before, drawn for
-    `who` it is.
+    `who` it is, and independently of rows before it.
     """
     if ("at" in row) == ("mtbf" in row):
         raise SpecError(f"{where} must have either at, or mtbf and until")
@@ -297,7 +297,9 @@ def _times(where: str, row: Mapping[str, Any], who: str, for_ns: int) -> Iterato
         raise SpecError(
             f"{where} makes about {until_ns / max(1, mean_ns + for_ns):.0f} faults; at most {MOST} are accepted"
         )
-    draws = random.Random(f"{who} {row.get('seed', 0)}")
+    seed = row.get("seed", 0)
+    draws = random.Random(f"{who}{f' {nth}' if (nth := drawn[who, seed]) else ''} {seed}")
+    drawn[who, seed] += 1
     at_ns = draws.expovariate(1 / mean_ns)
     while at_ns < until_ns:
         yield round(at_ns)

@@ -362,6 +362,27 @@ def test_root_follows_no_link_that_a_program_has_left(sudo: BehindSudo, tmp_path
     assert {path.name for path in evil.glob("as-*")} == {f"as-{USER}"}, "root imported what --env names"
 
 
+SWAPS = """
+import os, sys
+if os.environ["TESTBED_NODE"] == "0":
+    os.rename("real", "moved")
+    os.symlink(sys.argv[1], "real")
+"""
+
+
+@pytest.mark.root
+def test_root_writes_to_no_folder_that_a_program_put_in_the_place_of_its_own(sudo: BehindSudo, tmp_path: Path) -> None:
+    (tmp_path / "shadow").write_text("root's")
+    (sudo.folder / "swaps.py").write_text(SWAPS)
+    words = "--", sys.executable, "swaps.py", str(tmp_path)
+    with sudo.start("exec", *REAL, "--no-certify", "--ends-with", "0", "-o", "real", *words) as process:
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1, said
+    assert "real" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["shadow"], said
+    assert (tmp_path / "shadow").stat().st_uid == 0
+
+
 ATTEMPTS = """
 import ctypes, json, os, signal, socket, sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import signal
@@ -164,10 +165,13 @@ def execute(
         coloured=sys.stdout.isatty(),
     )
     results.write_json(folder / "order.json", order)
+    made = folder.resolve().stat()
     if kernel is not None:
         _in_a_guest(kernel, folder, memory, [folder, *share], limit_s)
     else:
         _here(folder, limit_s)
+    if not os.path.samestat(made, folder.resolve().stat()):
+        raise LabError(f"a program replaced the folder of the report, {folder}")
     result = _finish(folder, kernel, started)
     if result.status:
         raise typer.Exit(result.status)
@@ -336,10 +340,9 @@ def _finish(folder: Path, kernel: vm.GuestKernel | None, started: float) -> Exec
     page = write_exec_page(folder, result)
     for line in summary_lines(result):
         say(line)
-    asked = " and ".join(f"--{name}" for name in ("codec", "pace") if result.order.torch.get(name))
-    if asked and not [*(folder / "torch").glob("rank-*.jsonl")]:
+    if result.order.torch.get("codec") and not [*(folder / "torch").glob("rank-*.jsonl")]:
         why = "no program made a process group in a Python that has torch and testbed"
-        say(f"testbed: {asked} did nothing: {why}", on=err, style="red")
+        say(f"testbed: --codec did nothing: {why}", on=err, style="red")
     say(f"report: {page}; {units.format_duration(result.seconds)} of this machine")
     return result
 

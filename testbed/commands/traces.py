@@ -140,7 +140,7 @@ def observed(
     job = read_observations(folder)
     rows = [
         (
-            total.what + " (coded)" * (total.level > 0),
+            total.what + " (sent)" * (total.level > 0),
             f"{total.operations:,}",
             units.format_size(total.payload_bytes),
             "?" if total.wire_bytes is None else units.format_size(total.wire_bytes),

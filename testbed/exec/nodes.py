@@ -326,6 +326,7 @@ class Programs:
     def end(self) -> list[NodeOutcome]:
         """Terminate the remaining programs, and return the outcome of every node's program."""
         left = {node.index: _processes_in(node.namespace.fd) for node in self._nodes}
+        self._reap()
         terminated = {node.index for node in self._nodes if node.status is None}
         for number in (signal.SIGTERM, signal.SIGKILL):
             running = [pid for node in self._nodes for pid in _processes_in(node.namespace.fd)]

@@ -22,7 +22,7 @@ def with_observations(result: ExecResult, folder: Path) -> ExecResult:
         return result
     operations = tuple(
         ObservedOperation(
-            what=f"{total.what} (coded)" if total.level else total.what,
+            what=f"{total.what} (sent)" if total.level else total.what,
             operations=total.operations,
             payload_bytes=total.payload_bytes,
             wire_bytes=total.wire_bytes,

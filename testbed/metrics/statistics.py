@@ -101,6 +101,8 @@ def block_length(values: Sequence[float]) -> int:
     (`steps.over_cycles`), because only the runs are independent.
     """
     count, least = len(values), min(len(list(run)) for _, run in itertools.groupby(values))
+    if least == count:  # a constant
+        return 1
     by_chance = autocorrelation(values) <= _NOT_BY_CHANCE / math.sqrt(count)
     return max(least, 1 if by_chance else math.ceil(count ** (1 / 3)))
 

@@ -84,6 +84,7 @@ class Log:
             about = {"version": VERSION, "rank": _global_rank(group), "ranks": _world_size(group)}
             accelerator = torch.accelerator.current_accelerator()
             self.note("about", **about, device=str(accelerator or "cpu"), clock="monotonic")
+            self.flush()  # that there is a rank is known although it may be killed
             atexit.register(self.flush)
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -119,10 +120,11 @@ class Log:
         line["end"] = at
         self.note("op", **line)
 
-    def waited(self, line: dict[str, Any], begin: int) -> None:
-        """Log that the job has been blocked by an operation since `begin`."""
+    def waited(self, line: dict[str, Any], begin: int, before_ns: int) -> None:
+        """Log that the job has been blocked by an operation since `begin`, when it had been for `before_ns`."""
         end = _NOW()
-        self.waited_ns += end - begin
+        if threading.current_thread() is threading.main_thread():  # a wait below a codec is part of the one above
+            self.waited_ns = max(self.waited_ns, before_ns + end - begin)
         self.note("wait", number=line["number"], begin=begin, end=end)
 
     def step(self, by: str | int = "job") -> None:
@@ -167,14 +169,14 @@ class ObservedWork(dist.Work):
         self._log, self._line, self._inner = log, line, inner
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        begin = _NOW()
+        begin, before_ns = _NOW(), self._log.waited_ns
         try:
             done = bool(self._inner.wait() if timeout is None else self._inner.wait(timeout))
             if self._line.get("peer", 0) is None:  # the actual sender
                 self._line["peer"] = self._inner._source_rank()
             return done
         finally:
-            self._log.waited(self._line, begin)
+            self._log.waited(self._line, begin, before_ns)
             self._log.ended(self._line)
 
     def is_completed(self) -> bool:

@@ -159,7 +159,8 @@ def _durations(rank: Any) -> dict[tuple[str, str], list[int]]:
     """
     ends = rank.steps
     waited = {line["number"] for line in rank.of("wait")}
-    unseen = [line for line in rank.of("op") if line["number"] not in waited and line["end"] is not None]
+    called = (line for line in rank.of("op") if not line["level"])  # not what codecs do on its behalf
+    unseen = [line for line in called if line["number"] not in waited and line["end"] is not None]
     by_step: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
     step, seen = 0, Counter[tuple[str, str]]()
     came = 0

@@ -40,9 +40,14 @@ class _Channel(NamedTuple):
 
 
 def join(job: Sequence[ObservedRank]) -> Trace:
-    """Make the trace. SpecError if ranks have marked different steps, if a message was observed at one end only, and
-    for operations whose messages are unknown.
+    """Make the trace. SpecError if ranks have marked different steps, if a message was observed at one end only, for
+    operations whose messages are unknown, and for a job with codecs.
     """
+    if any(rank.lowest_level for rank in job):
+        raise SpecError(
+            "the job was coded, so its messages are those of codecs, whose waits were not observed; observe it without "
+            "--codec"
+        )
     steps = {len(rank.steps) for rank in job}
     if len(steps) > 1:
         counts = ", ".join(f"rank {rank.rank}: {len(rank.steps)}" for rank in job)

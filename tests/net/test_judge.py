@@ -353,7 +353,7 @@ def test_packets_too_few_to_tell_a_loss_from_none_are_information(lost, verdict)
         shown.lost = lost if shown.way == "up" else 0
     (found,) = (m for m in judged(link, readings) if m.quantity == "loss" and m.direction == "up")
     assert found.verdict == verdict
-    assert (found.tolerance is None) == ("2500 packets are too few for 0.10%" in found.note) == (verdict == "PASS")
+    assert (found.tolerance is None) == ("2500 packets are too few for 0.1 %" in found.note) == (verdict == "PASS")
 
 
 def test_a_probe_that_could_not_offer_enough_does_not_blame_the_link():

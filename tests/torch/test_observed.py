@@ -113,7 +113,8 @@ def test_what_a_coded_job_sends_is_counted_below_its_codecs(tmp_path: Path) -> N
         size for rank in job for line in rank.of("op") if line["level"] for size in sent_bytes(rank, line).values()
     )
     assert sum(total.wire_bytes or 0 for total in sent.values()) == wire > 0
-    simulate(join(job))
+    with pytest.raises(SpecError, match="observe it without --codec"):
+        join(job)
 
 
 # ------------------------------------------------------------------ made-up notes

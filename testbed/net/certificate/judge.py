@@ -49,7 +49,7 @@ def _comparisons(profile: LinkProfile, readings: Readings) -> Iterator[Compariso
 def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
     faults = []
     if "echo" in readings.faults:
-        faults.append(readings.faults["echo"])
+        faults += [readings.faults["echo"]] if readings.rtt_ns else []  # otherwise it is the reason of the row
     else:
         if not readings.full_packet_passed:
             faults.append(f"no reply to an unfragmented packet of the MTU, {profile.mtu} bytes")
@@ -87,8 +87,10 @@ def _stream(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: 
         yield Comparison(quantity="message", direction=way)
     for bulk in readings.bulk:
         if bulk.way == way:
-            whole = bulk.span_ns > 0
-            yield _goodput(profile, readings, pipe, bulk) if whole else Comparison(quantity="goodput", direction=way)
+            if bulk.span_ns:
+                yield _goodput(profile, readings, pipe, bulk)
+            elif pipe is not None and _left_to_tcp(profile, pipe) is None:
+                yield Comparison(quantity="goodput", direction=way)
 
 
 def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:

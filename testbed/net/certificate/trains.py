@@ -96,7 +96,7 @@ def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain) -> Comparison:
         if loss:  # a doubled packet must be lost at most twice
             tolerance = expect.share_deviation(loss, sent, inflated=inflated) + loss * pipe.duplicate
             if abs(share - loss) <= tolerance >= loss:  # no loss at all would pass as well
-                tolerance, remarks = None, f"information: {sent} packets are too few for {loss:.2%}; {remarks}"
+                tolerance, remarks = None, f"information: {sent} packets are too few for {100 * loss:.2g} %; {remarks}"
     return Comparison(
         quantity="loss",
         direction=way,

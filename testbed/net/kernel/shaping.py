@@ -53,8 +53,6 @@ def check_shaping(netlink: Netlink, device: str, plan: Shaping, *, link: str) ->
     root, *behind = netlink.qdisc_chain(device)
     if root.sizes != plan.sizes:
         raise ShapingError(f"{link}: requested another size table of netem on {device}: the kernel has {root.sizes!r}")
-    if not plan.children:
-        return plan
     if (kinds := [qdisc.kind for qdisc in behind]) != (asked := [child.kind for child in plan.children]):
         raise ShapingError(f"{link}: requested {asked} behind netem on {device}, the kernel has {kinds}")
     for child, qdisc in zip(plan.children, behind, strict=True):

@@ -94,7 +94,9 @@ class SocketDiagnosis(Closing):
         try:
             self._socket.send(messages.frame(_SOCK_DIAG_BY_FAMILY, flags, self._number, question))
             for kind, _, body in dump_answers(self._socket, self._number):
-                if kind == messages.ERROR and family == socket.AF_INET:  # a kernel may lack IPv6
+                if kind == messages.ERROR and family != socket.AF_INET:
+                    return []  # this kernel has no IPv6
+                if kind == messages.ERROR:
                     raise self._refusal(-struct.unpack_from("=i", body)[0])
                 if kind == _SOCK_DIAG_BY_FAMILY and (connection := parse_connection(body)) is not None:
                     connections.append(connection)
