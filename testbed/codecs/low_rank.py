@@ -158,9 +158,9 @@ class CodedLowRank(Wrapper):
             with self.parts_unchanged_on_error():
                 p, q = self._power.factors(x, key)
                 left, right = self.inner.encode(p, key), self._second.encode(q, _second(key))
-        size, sizes = memoryview(left).nbytes, memoryview(left).nbytes + memoryview(right).nbytes
-        payload, body = header.allocate(self.code, tuple(x.shape), _LENGTH.size + sizes)
-        body.numpy()[:] = bytearray().join((_LENGTH.pack(size), left, right))
+        content = bytearray().join((_LENGTH.pack(memoryview(left).nbytes), left, right))
+        payload, body = header.allocate(self.code, tuple(x.shape), len(content))
+        body.numpy()[:] = content
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:

@@ -247,7 +247,7 @@ def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
     asked = agenda.experiment
     stated = {name: getattr(asked, name) for name in ("question", "repeats", "order", "order_seed", "compare")}
     field = None if asked.tune is None else asked.tune.field
-    own = {cell.id: None for point, cell in agenda.resolved if field in point.stated}  # in order
+    own = dict.fromkeys(cell.id for point, cell in agenda.resolved if field in point.stated)
     tuned = {cell.id for point, cell in agenda.resolved if field not in point.stated}
     return SweepRecord(
         **stated,
