@@ -60,12 +60,12 @@ class PlayJob(Frozen):
     @property
     def repeatable(self) -> bool:
         """Whether every step is the same over the same links: no director, nothing that varies or fails, no randomness,
-        and no queue with a memory (fq_codel, cake, red).
+        no queue with a memory (fq_codel, cake, red), and no bbr, which probes by timers of several seconds.
         """
         if self.director is not None or self.node_faults:
             return False
         links = self.lab.distinct
-        if any(profile.by_chance or profile.varies for profile in links):
+        if any(link.by_chance or link.varies or link.congestion_control == "bbr" for link in links):
             return False
         return not any(pipe.queue not in (None, "fifo") for profile in links for pipe in profile.pipes)
 

@@ -5,8 +5,9 @@
 Floating-point tensors of at least 1,024 values are coded if they are sent, summed or averaged. Integers, small tensors,
 calls with several tensors and all other operations are unchanged. A message to a higher rank is an activation, one to a
 lower rank a gradient, as in a pipeline whose stages are in the order of the ranks. Messages use the codecs of a stage's
-boundary to each peer, and a message's number in its step (`steps`) serves as its micro-batch. A collective's codecs are
-selected by its number in the step and the tensor's shape; `exchanges` explains how sums are computed.
+boundary to each peer, and a message's number among those of its tag in its step (`steps`) serves as its micro-batch. A
+collective's codecs are selected by its number in the step and the tensor's shape; `exchanges` explains how sums are
+computed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ _TAKES: Final = {
     "allreduce": "all_reduce", "allgather": "all_gather", "_allgather_base": "all_gather",
     "all_gather_single": "all_gather", "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter", "send": "p2p", "recv": "p2p", "recv_anysource": "p2p",
+    "allgather_into_tensor_coalesced": "all_gather", "all_gather_single_coalesced": "all_gather",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter", "reduce_scatter_single_coalesced": "reduce_scatter",
 }  # fmt: skip
-"""The operation of each method of a process group."""
+"""The operation of each method of a process group; functional collectives of one tensor call the last four."""
 
 
 class GroupCodecs(NamedTuple):
@@ -91,7 +94,8 @@ class _Peer:
             ),
             measure=None,
         )
-        self.sent, self.received = Position(), Position()
+        self.sent, self.received = defaultdict[int, Position](Position), defaultdict[int, Position](Position)
+        """By tag: receives of different tags may be posted in another order than their sends."""
         self.lanes: defaultdict[int, ThreadPool] = defaultdict(lambda: ThreadPool(1))
         """Receivers of payloads whose lengths go first, by tag. They start at once: senders may wait for that."""
 
@@ -133,6 +137,10 @@ class Coder:
         if (name := _TAKES.get(operation)) not in self._pairs:
             return None
         first, ranks = arguments[0], self._group.size()
+        if not isinstance(first, Tensor) and len(first) > 1:
+            return None
+        if operation.endswith("_coalesced"):
+            first, arguments = first[0], [first[0], arguments[1][0], *arguments[2:]]
         match name, operation:
             case "p2p", _:
                 do = {"send": self._send, "recv": self._recv, "recv_anysource": self._recv_anysource}[operation]
@@ -151,7 +159,7 @@ class Coder:
     # ------------------------------------------------------------------ messages
     def _send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         to = self._peer(peer)
-        key = MessageKey("train", *to.sent.advance(), ())
+        key = _key(to.sent, tag)
         payload = exchanges.buffer_of(to.boundary.encode(_fp32(tensor), key)[0])
         length = to.boundary.payload_bytes(tensor.shape, out=True)
         if length is None:
@@ -164,7 +172,7 @@ class Coder:
 
     def _recv(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         from_ = self._peer(peer)
-        key = MessageKey("train", *from_.received.advance(), ())
+        key = _key(from_.received, tag)
         length = from_.boundary.payload_bytes(tensor.shape, out=False)
 
         def received(length: int | None, offset: int) -> Tensor:
@@ -196,7 +204,8 @@ class Coder:
             )
             if (loaded := self._loaded.get("peers", {}).get(peer)) is not None:
                 made.boundary.memory.load(loaded["memory"])
-                made.sent, made.received = Position(loaded["sent"]), Position(loaded["received"])
+                for positions, steps in ((made.sent, loaded["sent"]), (made.received, loaded["received"])):
+                    positions.update({tag: Position(number) for tag, number in steps.items()})
         return self._peers[peer]
 
     # ------------------------------------------------------------------ collectives
@@ -249,11 +258,11 @@ class Coder:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of its codecs on this rank, between two steps."""
         peers = {
-            peer: {"memory": to.boundary.memory.state(), "sent": to.sent.steps, "received": to.received.steps}
+            peer: {"memory": to.boundary.memory.state(), "sent": _steps(to.sent), "received": _steps(to.received)}
             for peer, to in self._peers.items()
         }
         exchanges = {key: coded.memory.state() for key, coded in self._exchanges.items()}
-        positions = {name: position.steps for name, position in self._positions.items()}
+        positions = _steps(self._positions)
         used: dict[str, dict[Any, Any]] = {"peers": peers, "exchanges": exchanges}  # the rest waits
         return {kind: {**self._loaded.get(kind, {}), **now} for kind, now in used.items()} | {"positions": positions}
 
@@ -263,6 +272,16 @@ class Coder:
         self._peers.clear()
         self._exchanges.clear()
         self._positions = {name: Position(steps) for name, steps in state["positions"].items()}
+
+
+def _key(positions: Mapping[int, Position], tag: int) -> MessageKey:
+    """Return the key of the next message with a tag; one without a tag has tag 0."""
+    step, number = positions[tag].advance()
+    return MessageKey("train", step, tag * MOST + number, ())
+
+
+def _steps(positions: Mapping[Any, Position]) -> dict[Any, int]:
+    return {of: position.steps for of, position in positions.items()}
 
 
 def _work(future: Future[Any]) -> dist.Work:

@@ -36,6 +36,22 @@ def job(folder: Path, name: str, *, nodes: int = 3, shape: str = "star", steps: 
     )
 
 
+@pytest.mark.parametrize(
+    ("profile", "repeats"),
+    [
+        ("consumer-80mbps", True),
+        ("consumer-80mbps-bbr", False),
+        ("lossy-80mbps", False),
+        ("link(80Mbit, 10ms, queue=fq_codel)", False),
+    ],
+)
+def test_only_over_links_without_chance_and_memory_may_steps_be_proved_to_repeat(
+    profile: str, repeats: bool, tmp_path: Path
+) -> None:
+    wanted = PlayJob(trace=tmp_path / "t", lab=lab_spec((profile,), "relay", "line", 2), output=tmp_path / "out")
+    assert wanted.repeatable == repeats
+
+
 @pytest.mark.parametrize("shape", ["star", "line"])
 def test_a_trace_over_an_unshaped_network_on_the_real_clock(tmp_path: Path, shape: str) -> None:
     wanted = job(tmp_path, "one", shape=shape)
