@@ -338,6 +338,21 @@ def test_a_program_behind_sudo_is_the_users_and_gains_nothing(sudo: BehindSudo) 
     assert re.findall(r'"Cap(?:Eff|Prm|Inh|Amb)": "(\w+)"', said) == ["0" * 16] * 4
 
 
+FORKED = """
+import pathlib
+import torch
+print("the fork server's" if b"forks" in pathlib.Path("/proc/self/cmdline").read_bytes() else "started alone")
+"""
+
+
+@pytest.mark.root
+def test_no_program_behind_sudo_comes_from_a_server_of_roots(sudo: BehindSudo) -> None:
+    """An agent of torchrun asks that server for workers, with an environment of its choice."""
+    (sudo.folder / "forked.py").write_text(FORKED)
+    sudo.run("exec", *REAL, "--no-certify", "-o", "real", "--", sys.executable, "forked.py")
+    assert "started alone" in (sudo.folder / "real" / "node-0.log").read_text()
+
+
 PLANTS = """
 import os, sys
 (victim,) = sys.argv[1:]

@@ -86,9 +86,9 @@ class Programs:
         self._base = {**_DEFAULTS, **os.environ, **own, **order.environment}
         # So that torchrun is found if testbed was called by its path, such as .venv/bin/testbed.
         self._base["PATH"] = os.pathsep.join([self._base.get("PATH", os.defpath), str(Path(sys.executable).parent)])
-        # Under sudo the fork server is root until a program is given to it: these would be root's, too.
-        risky = order.clock == "real" and paths.invoking_user() is not None
-        separate = order.separate or (risky and any(name.startswith(("PYTHON", "LD_")) for name in order.environment))
+        # Under sudo the fork server is root until a program is given to it, and would be started again with what an
+        # agent asks for.
+        separate = order.separate or (order.clock == "real" and paths.invoking_user() is not None)
         self._nodes = []
         for node, command in zip(lab.nodes, order.commands, strict=True):
             log = os.fdopen(paths.create(folder / f"{node.name}.log"), "w", encoding="utf8", buffering=1)
