@@ -92,7 +92,7 @@ def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> CodecComp
     pairs = paired(ours, baseline)
     speed_up, loss = _speed_up(pairs), _loss_difference(pairs)
     separable = speed_up is not None and speed_up.interval is not None and not speed_up.interval.holds(1.0)
-    if speed_up is not None and len(pairs) == 1 and not all(run.exact for pair in pairs for run in pair):
+    if speed_up is not None and speed_up.n == 1 and not all(run.exact for pair in pairs for run in pair):
         separable = separable and abs(speed_up.value - 1) > RUN_TO_RUN
     return CodecComparison(
         speed_up=speed_up,

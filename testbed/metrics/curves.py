@@ -69,10 +69,8 @@ def bands(curves: Sequence[Sequence[LossPoint]]) -> Bands:
     """
     losses = [{point.step: point.loss for point in curve} for curve in curves]
     steps = sorted(set.intersection(*(set(curve) for curve in losses))) if losses else []
-    rows = np.array([[curve[step] for step in steps] for curve in losses], dtype=np.float64).reshape(
-        len(losses), len(steps)
-    )
     if not steps:
         return Bands([], [], [], [], len(losses))
+    rows = np.array([[curve[step] for step in steps] for curve in losses], dtype=np.float64)
     low, median, high = rows.min(axis=0), np.median(rows, axis=0), rows.max(axis=0)
     return Bands(steps, low.tolist(), median.tolist(), high.tolist(), len(losses))

@@ -21,8 +21,7 @@ from testbed.spec import Cell, PipelineSpec
 
 
 def _last_loss(steps: Sequence[PipelineStep], phase: Phase) -> float | None:
-    losses = [step.loss for step in steps if step.phase == phase and step.loss is not None]
-    return losses[-1] if losses else None
+    return next((step.loss for step in reversed(steps) if step.phase == phase and step.loss is not None), None)
 
 
 def _ended(cell: Cell, steps: Sequence[PipelineStep]) -> Literal["steps", "target", "budget"] | None:

@@ -45,10 +45,10 @@ _PINGS = 4
 _STEPS = 5
 """Steps of the probe. The last one is judged; during the first ones, TCP's windows open."""
 _PAUSE_NS = 250_000_000
-_PLAYING: Final = ("certify_links", "connections", "lanes", "play_in_guest", "play_job", "play_trace")
+_PLAYING: Final = ("certify_links", "connections", "lanes", "play_in_guest", "play_job", "play_trace", "steady")
 _SOURCES: Final = (
     *("net", "profiles", "trace", "vm/init.py", "metrics/wires.py"),
-    *("faults.py", "tcp_info.py", "waiting.py", "waking.py"),
+    *("faults.py", "process.py", "runtime/pacing.py", "tcp_info.py", "waiting.py", "waking.py"),
     *(f"player/{name}.py" for name in _PLAYING),
 )
 """Sources in the package that determine a link's behaviour and its measurement."""

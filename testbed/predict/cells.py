@@ -319,6 +319,8 @@ def _profiles(table: PlayTable, nodes: int, load: Callable[[str], LinkProfile]) 
         rates = [draw.randint(slow // 8, fast // 8) * 8 for _ in range(link_count(table.topology, nodes))]
         return tuple(load(f"link({rate}bit, {table.links.delay}, buffer={table.links.buffer})") for rate in rates)
     names = [table.links] if isinstance(table.links, str) else table.links
+    if len(names) not in (1, count := link_count(table.topology, nodes)):
+        raise SpecError(f"there are {len(names)} links for a {table.topology} of {nodes} nodes; state 1 or {count}")
     return tuple(load(name) for name in names)
 
 
@@ -410,7 +412,7 @@ def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> Predicti
 def compute_ideal(cell: PredictionCell, begins_ns: Sequence[int] = ()) -> dict[str, int | None]:
     """Compute the ideal times of a result. `begins_ns`: start of each measured step, which matters where links vary."""
     period = cell.shape.period
-    varies = any(profile.varies for profile in cell.profiles)
+    varies = any(profile.varies for profile in (*cell.profiles, *(site.profile for site in cell.sites or ())))
     steps = cell.steps if period is None or varies else _IDEAL_STEPS - 1 + period
     trace = cell.shape.trace(steps)
     lab = cell.topology, cell.profiles, cell.shape.nodes, cell.sites
@@ -486,7 +488,7 @@ def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
                 "step_s": math.nan if result.step_ns is None else result.step_ns / 1e9,
                 "ideal_s": math.nan if result.ideal_ns is None else result.ideal_ns / 1e9,
                 "no_network_s": result.unlinked_ns / 1e9,
-                "formula_s": shape.formula_s(each.cell.topology, each.cell.profiles),
+                "formula_s": None if each.cell.sites else shape.formula_s(each.cell.topology, each.cell.profiles),
                 "tokens_per_s": math.nan if step_ns is None else shape.tokens * 1e9 / step_ns,
                 "repeats": result.repeats,
                 "drift": math.nan if result.drift is None else result.drift,

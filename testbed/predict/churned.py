@@ -12,6 +12,7 @@ next to the others.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -72,10 +73,7 @@ class _Training(NamedTuple):
             assert isinstance(shape, HybridShape)
             return shape.formula_s(cell.topology, cell.profiles)
 
-        known: dict[ChurnRound, float] = {}
-        taken = rounds(
-            self.replicas, sites, lambda who: known.get(who) or known.setdefault(who, lasts(who)), server=self.server
-        )
+        taken = rounds(self.replicas, sites, functools.cache(lasts), server=self.server)
         return list(itertools.islice(taken, self.churn.steps))
 
     def of(self, *who: ChurnRound) -> Planned:

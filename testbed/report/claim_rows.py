@@ -62,7 +62,7 @@ _RULES: Mapping[str, Callable[[float, float], bool]] = {
     "more_than": lambda value, bound: value > bound,
     "at_most": lambda value, bound: value <= bound,
     "less_than": lambda value, bound: value < bound,
-    "near": lambda value, bound: abs(value / bound - 1) <= NEAR,
+    "near": lambda value, bound: abs(value - bound) <= NEAR * abs(bound),
 }
 
 
@@ -124,10 +124,11 @@ class ClaimRow(Frozen):
 
     def _met(self, facts: Facts) -> bool | None:
         if self.holds_if is not None:
-            return None if facts[self.holds_if] is None else bool(facts[self.holds_if])
+            met = facts[self.holds_if]
+            return None if met is None or met != met else bool(met)  # a missing number is NaN
         name, bound = next((name, bound) for name in _RULES if (bound := getattr(self, name)) is not None)
         ends = facts["low"], facts["high"]
-        if None in ends:
+        if any(end is None or end != end for end in ends):
             return None
         limit = facts[bound] if isinstance(bound, str) else bound
         inside = [limit] if name == "near" and ends[0] < limit < ends[1] else []

@@ -64,7 +64,7 @@ def _time(reached: TimeToLoss | None) -> Shown:
     if reached.seconds is None:
         return Shown(MISSING, reached.words)
     value, ends = reached.seconds.value, reached.seconds.interval
-    return Shown(f"{three(value)} s", interval(ends, three))
+    return Shown(f"{'at most ' * reached.at_latest}{three(value)} s", interval(ends, three))
 
 
 def _step(entry: Entry) -> Shown:

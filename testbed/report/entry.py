@@ -165,6 +165,8 @@ class Entry:
     def marks(self) -> tuple[str, ...]:
         """Caveats about its numbers."""
         marks = [] if self.certified else ["not certified"]
+        lost = {*self.cell_ids.values()} - {result.cell.training.seed for result in self.good}
+        marks += [f"no successful run of seed {seed}" for seed in sorted(lost) if self.ok]
         marks += ["unverified: no manifest"] * any(result.proof == "unverified" for result in self.good)
         if self.overruns > OVERRUNS:
             invalid = "invalid: " if self.overruns > TOO_MANY_OVERRUNS else ""

@@ -14,6 +14,7 @@ from testbed.codecs.catalogue import placement
 from testbed.frozen import flatten
 from testbed.metrics.verdicts import MEASURES, Judgement, Measure, judge
 from testbed.records import NEAR_FLOOR
+from testbed.report import experiments
 from testbed.results import CompareSpec
 
 _MATHS = ("workload.", "pipeline.", "data.", "job.", "optimiser.", "training.")
@@ -158,9 +159,7 @@ def _row(
 # ---------------------------------------------------------------------- for tables and blocks
 def verdict_table(comparisons: Any, **where: Any) -> Any:
     """Return the columns of comparisons for a README; `where`: filter of rows, column = value."""
-    rows = comparisons
-    for name, value in where.items():
-        rows = rows[rows[name] == value]
+    rows = experiments.matching(comparisons, where)
     loss = rows.measure == "loss"
     numbers = [f"{v:+.4f}" if is_loss else f"{v:.2f}x" for v, is_loss in zip(rows.value, loss, strict=True)]
     columns = {

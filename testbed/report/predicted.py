@@ -45,6 +45,6 @@ def ratio(frame: Any, ours: Mapping[str, Any], base: Mapping[str, Any]) -> Inter
 
     Both state values of all columns in which the rows of `frame` differ, except `link_seed`.
     """
-    a, b = (experiments.matching(frame, chosen).set_index("link_seed").step_s for chosen in (ours, base))
+    a, b = (experiments.matching(frame, chosen).set_index("link_seed").step_s.dropna() for chosen in (ours, base))
     both = a.index.intersection(b.index)
     return of_ratios(list(b[both] / a[both]), "link seed") if len(both) else None

@@ -100,6 +100,18 @@ def test_the_ideal_over_a_link_that_varies_is_that_of_the_rate_when_a_step_begin
     assert cells.compute_ideal(varying, [0])["ideal_ns"] < cells.compute_ideal(varying, [served])["ideal_ns"]
 
 
+def test_the_ideal_counts_a_link_that_a_site_shares_and_the_formula_does_not(tmp_path: Path) -> None:
+    one = '\n[grid.one]\ncell.topology = "star"\ncell.links = "link(10Gbit, 0ms)"\n'
+    one += 'variants = [{{}}, {{ sites = [{{ nodes = [0], profile = "{}" }}] }}]\n'
+    alone, shared = planned_of(tmp_path, FILE[: FILE.index("[grid")] + one.format("starlink"))
+    ideals = [
+        [cells.compute_ideal(each.cell, [at])["ideal_ns"] for at in (0, 15_200_000_000)] for each in (alone, shared)
+    ]
+    assert ideals[0][0] == ideals[0][1]
+    assert ideals[1][0] != ideals[1][1], "the site's link varies"
+    assert ideals[1][0] > ideals[0][0]
+
+
 def test_a_stated_payload_counts_per_token() -> None:
     job = {name: value for name, value in JOB.items() if name != "codec"}
     assert resolve_shape(job | {"payload": {"forward": 322, "backward": 0.5}}, "it").message_bytes == (82432, 128)
@@ -155,6 +167,10 @@ SCENARIO += "variants = [{{ replicas = [3] }}, {{ replicas = [1, 2] }}]\n"
         (FILE.replace("[grid.two]", "[grids.two]"), "grids"),
         (FILE.replace("[cell]", '[cell]\nparallelism = "tensor"'), "tensor"),
         (FILE.replace("cell.play", "cell.plays"), "plays"),
+        (
+            FILE.replace("one]\naxes", 'one]\ncell.topology = "star"\ncell'),
+            "2 links for a star of 3 nodes; state 1 or 3",
+        ),
         (SCENARIO.format('links = "datacenter"\n'), "the scenario determines the links"),
         (SCENARIO.format('duplex = "inbound"\n'), "inbound, which needs uplinks of one rate"),
     ],

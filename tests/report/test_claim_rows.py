@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def test_a_claim_holds_where_the_whole_interval_is_on_its_side(low: float, high:
     assert row(less_than=bound).decided(facts) == _OPPOSITE[at_least]
     assert row(at_most=bound).decided(facts) == _OPPOSITE[more_than]
     assert row(at_least=bound).decided({"low": None, "high": None}) == "not resolved"
+    assert {row(**{rule: bound}).decided({"low": nan, "high": nan}) for rule in claim_rows._RULES} == {"not resolved"}
+    assert row(holds_if="met").decided({"met": nan}) == "not resolved"
 
 
 @given(st.lists(_NUMBERS, min_size=1, max_size=5), _NUMBERS)
