@@ -75,7 +75,7 @@ class ContextParallel(JobKind):
             case _:
                 number = key.origin * self.nodes**2 + key.part
                 number += after * key.step if key.phase == "evaluation" else 0
-        return Named("backward" if key.what in ("gradient", "weights") else "forward", number)
+        return Named("backward" if key.what.startswith(("gradient", "weights")) else "forward", number)
 
     def node(self, place: int, setting: Setting) -> Node:
         # Imported here, because nodes import this module and torch.

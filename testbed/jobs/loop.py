@@ -434,8 +434,7 @@ class Loop:
         if not self._timed:
             raise TimingDecidesError(
                 f"node {lane.node} collects messages as they arrive, so its results depend on the network; run "
-                f"the job with "
-                'timing = "live"'
+                'the job with timing = "live"'
             )
         self._collecting[lane.node] = lane
         self.at(max(self.now_ns, action.until_ns), self._try_collecting, lane, order=_DEADLINES)

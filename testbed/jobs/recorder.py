@@ -258,9 +258,7 @@ def _has_input(lane: NodeLane, place: _RecordedPlace, action: Any) -> None:
         begun = f"{place.action['kind']} {place.action['microbatch']}"
         raise SpecError(
             f"node {lane.node} receives input ({type(action).__name__}) after work within its action {begun}, "
-            f"so records would "
-            "count that work as waiting; yield another Begin, with its own number, before "
-            "receiving"
+            "so records would count that work as waiting; yield another Begin, with its own number, before receiving"
         )
 
 

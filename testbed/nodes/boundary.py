@@ -14,12 +14,8 @@ from testbed.codecs.wire.header import CPU, ArrivedPayload, DevicePayload
 from testbed.codecs.wrap import States, capability, works_on_devices
 from testbed.errors import UserError
 from testbed.message_key import Side, incoming, outgoing
-from testbed.nodes.bucket import fixed_bytes, memory_of
+from testbed.nodes.bucket import at_alignment, fixed_bytes, memory_of
 from testbed.runtime.carried import Carried
-
-_ALIGNMENT_BYTES = 64
-"""Alignment of torch's allocations. Vectorised kernels sum in another order for tensors with another alignment, as seen
-with a codec that wrapped its payload's memory, so the cut would change the numbers."""
 
 
 class Boundary:
@@ -87,7 +83,7 @@ class Boundary:
         tensor = (self._plain_decoder if key.phase == "uncompressed" else self._decoder).decode(payload, key)
         if self._device.type != CPU.type:
             return tensor.to(self._device)
-        return tensor.clone() if tensor.data_ptr() % _ALIGNMENT_BYTES else tensor
+        return at_alignment(tensor)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> tuple[Any, str | None]:
         """Return the bytes for the neighbour, and the codec's choice if it makes one. Raises the codec's CodecError."""

@@ -28,7 +28,14 @@ from testbed.nodes.fragments import SMALL
 Tensors: TypeAlias = list[Tensor]
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT_BYTES = 64
-"""Alignment of torch's allocations: vectorised kernels round differently for tensors with another alignment."""
+"""Alignment of torch's allocations."""
+
+
+def at_alignment(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it is not aligned as torch allocates: vectorised kernels sum in another order for
+    another alignment, as seen with a codec that wrapped its payload's memory, so the cut would change the numbers.
+    """
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT_BYTES else tensor
 
 
 def weighted_sum(values: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
@@ -140,10 +147,9 @@ class Bucket:
             if tuple(value.shape) != self._shapes[tensor]:
                 raise CodecError(
                     f"the message of step {step}: tensor {tensor} has shape {tuple(value.shape)}, "
-                    f"expected "
-                    f"{self._shapes[tensor]}"
+                    f"expected {self._shapes[tensor]}"
                 )
-            decoded[tensor] = value.clone() if value.data_ptr() % _ALIGNMENT_BYTES else value
+            decoded[tensor] = at_alignment(value)
             at += length
         for tensor in self._all(numbers):
             if tensor not in decoded:

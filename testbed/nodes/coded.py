@@ -16,9 +16,7 @@ from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.kind import Setting, kind_of
 from testbed.message_key import Direction, MessageKey
 from testbed.nodes.boundary import as_bytes
-
-_ALIGNMENT_BYTES = 64
-"""Alignment of torch's allocations: vectorised kernels round differently for tensors with another alignment."""
+from testbed.nodes.bucket import at_alignment
 
 
 class _Codecs:
@@ -92,7 +90,7 @@ class CodedNode:
                 raise CodecError(f"a message of {key.what} has {len(payload)} bytes, not a multiple of 8")
             return torch.frombuffer(bytearray(payload), dtype=torch.int64)
         value = self._codec("decode", key).decode(payload, _message_key(key))
-        return value.clone() if value.data_ptr() % _ALIGNMENT_BYTES else value
+        return at_alignment(value)
 
     def _codec(self, end: str, key: Key) -> Codec:
         return self._codecs.at(end, key.what, key.origin, self._kind.named(key).direction)

@@ -333,9 +333,8 @@ def _check(kind: ContextParallel, spec: Any) -> None:
         raise SpecError(f"cannot split {spec.sequence_length} tokens evenly over job.nodes = {kind.nodes}")
     if kind.validation_batches not in (0, spec.validation_batches):
         raise SpecError(
-            f"job.validation_batches is {kind.validation_batches}, but the workload has "
-            f"{spec.validation_batches}; "
-            "set the same number, or 0"
+            f"job.validation_batches is {kind.validation_batches}, but the workload has {spec.validation_batches}; set "
+            "the same number, or 0"
         )
 
 

@@ -54,12 +54,11 @@ class TextLearner:
 class ImagesLearner:
     """A `worker.Learner` of a network on one worker's shard of the training images."""
 
-    tables = ()
-
     def __init__(self, model: nn.Module, batches: ShardBatches, images: ImageSet, parts: int = 1) -> None:
         """`parts`: number of equal parts into which each of the worker's batches is split."""
         self.model, self.parts = model, parts
         self.parameters = list(model.parameters())
+        self.tables = self.parameters[-2:]  # the output layer
         self.batches, self._images = batches, images
 
     def loss(self, batch: int, part: int) -> Tensor:

@@ -14,6 +14,7 @@ after a wait is not included. Evaluations are not played: they keep their losses
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -147,8 +148,8 @@ def _coding(cell: Cell, data: DataParallelSpec, costs: ReplicaCosts | None) -> C
     else:
         timed = [zip(sender.encode, sender.decode, strict=True) for sender in costs.messages]
         by_sender = [[CodecTimes(encode.ns, decode.ns) for encode, decode in each] for each in timed]
-        by_sender *= 1 if data.aligned is None else 2
         coding = tuple(zip(*by_sender, strict=True))
+        coding = coding if data.aligned is None else (tuple(itertools.chain(*coding)),)
     factor = cell.compute.dilation
     return tuple(tuple(CodecTimes(one[0] * factor, one[1] * factor) for one in messages) for messages in coding)
 
@@ -175,7 +176,7 @@ def device_coding(
     whose cost is unknown.
     """
     return tuple(
-        tuple(_device_message(*each, rates) for each in zip(codecs, senders, strict=True))
+        tuple(_device_message(*each, rates) for each in zip(itertools.cycle(codecs), senders, strict=False))
         for senders in message_shapes(data, shapes)
     )
 

@@ -227,8 +227,7 @@ class Connection:
             self._raise_failure("waiting for the last frame to be sent")
             if self._unsent:
                 raise TransportError(f"{self._name}: {self._unsent} frames were still unsent after {timeout_s:g} s")
-            sent, self._sent = self._sent, []
-            return sent
+            return self.sent_so_far()
 
     def sent_so_far(self) -> list[SentFrame]:
         """Return the frames sent since the last call, in order, without waiting for queued ones."""

@@ -144,8 +144,9 @@ def _fits(given: Calibration, name: str, recipe: Recipe) -> bool:
             behind = all("backward" in cost.encode and "forward" in cost.decode for cost in costs[1:])
             return len(costs) == stages and ahead and behind
         case DataParallelSpec() as data if (replicas := given.replicas.get(name)) is not None:
+            timed = data.fragments if data.aligned is None else 2
             counts = [len(side) for sender in replicas.messages for side in (sender.encode, sender.decode)]
-            return len(replicas.workers) == data.workers and counts == [data.fragments] * 2 * len(data.places)
+            return len(replicas.workers) == data.workers and counts == [timed] * 2 * len(data.places)
         case JobKind() as job:
             return len(given.jobs.get(name, ())) == len(job.places)
     return False

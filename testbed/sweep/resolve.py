@@ -116,8 +116,9 @@ def resolve_cell(
             except UserError as error:
                 raise SpecError(f"{where}: {error}") from None
         changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
-        # Equivalent codec texts make the same cell.
-        codec = codecs.parse_placement(cell.codec).over(cell.boundaries)
+        # Equivalent codec texts make the same cell. The rules of a job of a table `job` are for what its kind numbers.
+        codec = codecs.parse_placement(cell.codec)
+        codec = codec if cell.job is not None else codec.over(cell.boundaries)
         messages = list(codec.specs())
         if isinstance(data := cell.parallelism, DataParallelSpec):
             changes["data"] = _checked_data(data, codec, where)

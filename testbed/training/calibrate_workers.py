@@ -100,6 +100,8 @@ class WorkersArm(Arm):
         self._nodes = {part: TimedNode(node) for part, node in nodes.items()}
         first = nodes[self._parts[0]]
         shapes = message_shapes(data, [tuple(each.shape) for each in first.replica.parameters])
+        if data.aligned is not None:  # sketches and rows, as two fragments
+            shapes = [[part] for part in shapes[0][:: data.workers]]
         self._ends = first.ends = [
             {
                 text: [Bucket(senders[0], text, seed=0, sender=0) for _ in range(2)]
@@ -109,7 +111,7 @@ class WorkersArm(Arm):
         ]
         if data.exchange == "all-reduce":
             first.lengths = [senders[0][0][0] for senders in shapes]
-        self.steps_a_turn = max(self.steps_a_turn, data.fragments)
+        self.steps_a_turn = max(self.steps_a_turn, len(shapes))
 
     def run(self, first: int, *, counts: bool, pool: Samples) -> None:
         """Make the steps up to `steps`; `counts`: keep their samples."""

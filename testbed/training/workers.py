@@ -33,6 +33,8 @@ from testbed.training.kinds import Measure, Training, durations_of
 
 _FRAMES = 4
 """Unsent or unread messages allowed on one connection, in addition to the staleness."""
+_PAIRS_APART = 32
+"""In pairs, the most steps that a worker can be ahead of another, as each waits for its partner alone: 10 among 64."""
 _MOST = 4
 """Maximum size of a payload, in multiples of its fp32 size."""
 
@@ -111,7 +113,7 @@ class ReplicasTraining(Training):
     @property
     def most_frames(self) -> int:
         """How many messages may wait unsent, or untaken, on one connection."""
-        return max(self.data.staleness) + _FRAMES
+        return max(*self.data.staleness, 0 if self.data.deco is None else MOST_STALENESS) + _FRAMES
 
     def job_of(self, job: PlaceJob) -> Job:
         """Return the job of a place's program. One place may be the leader."""
@@ -143,7 +145,7 @@ class ReplicasTraining(Training):
         """All places end after the same step; asynchronous ones after the server step in which it is asked to stop."""
         if self._arrivals is not None:
             return Ending(asked if job.place == self.data.workers else lambda: False)
-        furthest = max(*self.data.staleness, 0 if self.data.deco is None else MOST_STALENESS)
+        furthest = _PAIRS_APART if self.data.exchange == "pairs" else self.most_frames - _FRAMES
         steps = self.recipe.training.steps
         return Announced(asked, gather, decides=job.place == 0, steps=steps, furthest=furthest)
 

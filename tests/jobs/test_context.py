@@ -18,7 +18,7 @@ from testbed.jobs.actions import Encode, Key, Message, Send
 from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop
 from testbed.jobs.recorder import StepRecorder
-from testbed.nodes.context_node import FAMILIES, ContextNode, bases
+from testbed.nodes.context_node import FAMILIES, ContextNode, _halves, bases
 from testbed.nodes.optimise import Optimiser, learning_rate
 from testbed.runtime.gather import global_norm
 from testbed.runtime.step_log import OnHostClock, Records
@@ -27,6 +27,7 @@ from testbed.workloads.build_stage import build_stage, empty_model
 from testbed.workloads.data import Data
 from testbed.workloads.models import workload_size
 from tests.jobs.recording import DelayedLinks, Recording, job_recipe
+from tests.known import known
 
 STEPS, LENGTH, VOCABULARY = 3, 26, 4096
 LAYERS = {"gpt2-nano": 3, "llama-nano": 6}
@@ -226,6 +227,19 @@ def test_messages_and_actions_have_names_of_their_own(tokens: str) -> None:
     kinds = [each["kind"] for each in run.records[0]["actions"]]  # of the last node, after three others
     assert kinds == ["F"] * (2 * 3 + 1) + ["B"] * (3 * (2 + 3) + 1) + ["A"] * 3
     assert {each["tokens"] for each in run.records} == {2 * LENGTH, 4 * LENGTH}
+
+
+def test_gradients_have_the_codec_of_their_direction_and_noise_of_their_own(tokens: str) -> None:
+    run = trained(tokens, recipe(nodes=2, codec="fwd=int4, bwd=fp32"))
+    sizes = {
+        word: {len(payload) for (_, key), payload in run.payloads.items() if key.what.startswith(word)}
+        for word in ("keys", "gradient")
+    }
+    assert max(sizes["keys"]) < min(sizes["gradient"]) / 6
+    kind = known(recipe(nodes=2).job)
+    what = {key.what: key for key in (key for _, key in run.payloads)}
+    for key in what.values():
+        assert {kind.named(half).direction for half in _halves(key)} == {kind.named(key).direction}
 
 
 def test_bytes_are_those_of_the_exchanges(tokens: str) -> None:

@@ -23,6 +23,8 @@ from testbed.spec import AlignedSpec, DataParallelSpec, OuterSpec, Recipe
 from testbed.trace.check import check_trace
 from testbed.trace.format import WORK
 from testbed.training.alone import train_together
+from testbed.training.workers import _PAIRS_APART
+from tests.known import known
 from tests.small_replicas import SmallTraining, a_recipe, cell_of, same, trained
 from tests.synthetic import lasting, summed
 from tests.trace.made_traces import played_over, sent_bytes
@@ -186,7 +188,8 @@ def test_a_trace_has_the_messages_of_the_training_and_codes_as_often(
     for what in ("encode", "decode"):
         counted(what)
     training = trained(recipe).records
-    cell, once = cell_of(recipe, codec_cost="host"), MessageCosts(encode=(lasting(1),), decode=(lasting(1),))
+    cell, lasts_ns = cell_of(recipe, codec_cost="host"), (1, 999) if known(recipe.data).aligned else (1,)
+    once = MessageCosts(encode=tuple(map(lasting, lasts_ns)), decode=tuple(map(lasting, lasts_ns)))
     maths = WorkerMaths(local_step=lasting(1000), close=lasting(30), update=lasting(500))
     costs = ReplicaCosts(workers=(maths,) * recipe.nodes, messages=(once,) * recipe.nodes)
     trace = job_of(cell, training, node_times(cell, costs)).trace()
@@ -195,9 +198,22 @@ def test_a_trace_has_the_messages_of_the_training_and_codes_as_often(
     for lane in trace.lanes:
         for work in (each for step in range(trace.steps) for each in lane.operations(step) if each.kind == WORK):
             coded[trace.labels[work.label]] += work.value
-    assert {what: coded[what] for what in worked} == worked
+    # Of an agreement on rows half of the messages are sketches, and half are rows.
+    assert {what: coded[what] * len(lasts_ns) for what in worked} == {
+        what: count * sum(lasts_ns) for what, count in worked.items()
+    }
     for node, records in enumerate(training):
         assert sent_bytes(trace, node) == [frame.frame_bytes for record in records for frame in record.sent]
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16, 64])
+def test_no_worker_in_pairs_gets_further_ahead_than_a_stop_assumes(workers: int) -> None:
+    for first in range(30):
+        reached, steps = {0}, 0  # by what worker 0 sends in step `first`, and by what follows from it
+        while len(reached) < workers:
+            reached |= {partner(workers, worker, first + steps) for worker in reached}
+            steps += 1
+        assert steps < _PAIRS_APART
 
 
 @pytest.mark.parametrize("recipe", JOBS.values(), ids=JOBS)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import pytest
 
 from testbed.errors import SpecError, UnknownNameError
+from testbed.jobs.kind import Setting
+from testbed.policies.deco import MOST_STALENESS
 from testbed.spec import Cell, ImagesSpec, Paced, recipe_of
 from testbed.sweep.bounded_steps import expected_messages
 from testbed.sweep.resolve import resolve_cell
+from testbed.training.workers import ReplicasTraining
+from tests.commands import Command
 from tests.known import known
 
 FIELDS: dict[str, Any] = {
@@ -147,6 +152,26 @@ def test_live_codecs_cost_what_they_cost_on_either_clock() -> None:
     assert (real.codec_cost, real.clock) == ("host", "real")
     with pytest.raises(SpecError, match=r"real clock, codecs.*'host' or 'zero'; or run it on the virtual clock"):
         resolve_cell({**FIELDS, "timing": "live", "codec_cost": "device", "compute": ON_DEVICE}, "relay", "it", "real")
+
+
+def test_agreed_rows_have_costs_on_a_device() -> None:
+    assert a_cell(
+        {**REDUCE, "aligned": {"share": 0.1}}, codec="bf16", codec_cost="device", compute=ON_DEVICE
+    ).codec_rates
+
+
+def test_deco_s_connections_hold_as_much_as_its_largest_staleness() -> None:
+    cell = a_cell({"deco": DECO, "staleness": 0}, timing="live", codec="topk(0.1)")
+    training = ReplicasTraining(Setting(recipe_of(cell), 4096, ""))
+    assert training.most_frames > MOST_STALENESS
+
+
+@pytest.mark.parametrize("codec", ["0: int8; 1: bf16; rest: int4", "2: fp32; rest: int8"])
+def test_rules_of_a_context_job_are_for_layers_of_which_there_may_be_more_than_nodes(codec: str) -> None:
+    """They were canonicalised over the places: layer 2 had the codec of layer 1, or was refused."""
+    table = tomllib.loads((Command.shipped / "context_parallel" / "sweep.toml").read_text())["cell"]
+    fields = {**table, "codec": codec, "profile": "cable", "job": {**table["job"], "nodes": 2}}
+    assert resolve_cell(fields, "netem", "it", "virtual").codec == codec
 
 
 KEPT = {**FIELDS["training"], "checkpoint_every": 5}

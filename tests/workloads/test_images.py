@@ -14,6 +14,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from testbed.errors import SpecError, UnknownNameError
+from testbed.nodes.learners import ImagesLearner
+from testbed.nodes.optimise import Optimiser
+from testbed.spec import OptimiserSpec
 from testbed.workloads import networks, sources
 from testbed.workloads.images import batch_loss, build_network, images, score
 from testbed.workloads.networks import DIGITS, NETWORKS, ImageShape, image_counts
@@ -53,6 +56,15 @@ def test_a_network_follows_from_its_seed_and_learns(name):
         batch_loss(model, few).backward()
         optimiser.step()
     assert score(model, few).loss < before.loss
+
+
+@pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn"])
+def test_muon_leaves_the_output_layer_of_a_network_to_adamw(name):
+    learner = ImagesLearner(build_network(name, DIGITS, 0), None, None)
+    rates = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.99, "clip_norm": 1.0}
+    optimiser = Optimiser(learner.parameters, OptimiserSpec(algorithm="muon", **rates), tables=learner.tables)
+    matrices = [parameter for parameter in learner.parameters if parameter.ndim == 2]
+    assert [id(each) for each, _ in optimiser._muon._held] == [id(each) for each in matrices[:-1]]
 
 
 def test_an_unknown_network_and_one_for_other_images_are_named():
