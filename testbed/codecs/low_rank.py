@@ -106,10 +106,10 @@ class PowerSGD(BodyCodec):
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned. CodecError for anything else."""
         check_keys(state, {"starts"})
-        for start in (starts := dict(state["starts"])).values():
-            if not isinstance(start, Tensor) or start.dtype != torch.float32 or start.ndim != 2:
-                raise CodecError("cannot load a state: a start is not an fp32 matrix")
-        self._starts = {phase: start.clone() for phase, start in starts.items()}
+        starts = state["starts"].values() if isinstance(state["starts"], Mapping) else [None]
+        if not all(isinstance(start, Tensor) and start.dtype == torch.float32 and start.ndim == 2 for start in starts):
+            raise CodecError("cannot load a state: a start is not an fp32 matrix")
+        self._starts = {phase: start.clone() for phase, start in state["starts"].items()}
 
     def reset(self) -> None:
         """Discard every Q, so that the next message starts from a random one. Any receiver accepts every message."""
@@ -154,12 +154,12 @@ class CodedLowRank(Wrapper):
         """Encode both factors. CodecError from PowerSGD or the inner codec."""
         x = header.check_input(tensor).to(torch.float32)
         left = right = b""  # type: Payload
-        if x.numel():
-            with self.parts_unchanged_on_error():
+        with self.parts_unchanged_on_error():
+            if x.numel():
                 p, q = self._power.factors(x, key)
                 left, right = self.inner.encode(p, key), self._second.encode(q, _second(key))
-        content = bytearray().join((_LENGTH.pack(memoryview(left).nbytes), left, right))
-        payload, body = header.allocate(self.code, tuple(x.shape), len(content))
+            content = bytearray().join((_LENGTH.pack(memoryview(left).nbytes), left, right))
+            payload, body = header.allocate(self.code, tuple(x.shape), len(content))
         body.numpy()[:] = content
         return payload
 

@@ -151,10 +151,8 @@ class Wrapper(States):
 
     def __init__(self, memories: Mapping[str, Stateful] | None = None, **parts: Codec) -> None:
         """An instance that is passed under several names counts once."""
-        self.parts: dict[str, Codec] = {}
-        for name, part in parts.items():
-            if all(part is not other for other in self.parts.values()):
-                self.parts[name] = part
+        first = {id(part): name for name, part in reversed(parts.items())}
+        self.parts: dict[str, Codec] = {name: part for name, part in parts.items() if first[id(part)] == name}
         super().__init__(parts_with(self.parts, Stateful), **memories or {})
 
 

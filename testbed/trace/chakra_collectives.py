@@ -92,7 +92,8 @@ def expand(files: Sequence[ChakraFile], groups: Groups) -> tuple[dict[Key, Chakr
                 ignored["collectives of a single NPU"] += len(group[1]) == 1
                 after = _put(nodes, key, node, group, done[group][npu])
                 node = replace(node, type=NodeType.INVALID_NODE, dependencies=after, attributes={})
-            nodes[key] = node
+            if nodes.setdefault(key, node) is not node:
+                raise wrong(key, node, "has the id of another node")
             if len(nodes) > _MOST_NODES:
                 raise SpecError(f"the graphs have more than {_MOST_NODES:,} nodes and messages of collectives")
     for (name, among), by_npu in done.items():

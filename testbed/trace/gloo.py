@@ -79,7 +79,7 @@ def _reduce(position: int, members: int, size: int, operation: Mapping[str, Any]
     if size == 0:
         return
     item = operation["item"]
-    segment = _up(min(-(-size // (2 * members)), item * (_SEGMENT_BYTES // item)), item)
+    segment = _up(min(-(-size // (2 * members)), item * max(1, _SEGMENT_BYTES // item)), item)
     segments = _up(max(-(-size // segment), 2 * members), members)
     yield from _ring(position, members, size, segments, segment, first=1, tail=segments // members - 2)
     part, root = segments // members * segment, operation["root"]

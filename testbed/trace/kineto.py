@@ -103,14 +103,15 @@ def _operation(number: int, kernel: _Span, call: _Span, groups: dict[str, list[i
     shapes, types = args.get("Input Dims", ()), args.get("Input type", ())
     if "dtype" in args:
         shapes, types = [[args["Out msg nelems" if what == "scatter" else "In msg nelems"]]], [args["dtype"]]
-    items = [_ITEM_BYTES.get(kind.rpartition("::")[2].partition("_")[0].lower(), 0) for kind in types if kind]
-    if not items or 0 in items:
+    items = [_ITEM_BYTES.get(kind.rpartition("::")[2].partition("_")[0].lower(), 0) for kind in types]
+    if not any(items) or any(kind and not item for kind, item in zip(types, items, strict=True)):
         unknown = f"cannot compute the size of {name!r} from shapes {shapes} and types {types}"
         raise ValueError(f"{unknown}; profile with record_shapes=True, or {_INSTEAD}")
     size = sum(math.prod(shape) * item for shape, item in zip(shapes, items, strict=False))
     about = {"kind": "op", "number": number, "what": what, "call": "profiled", "backend": "nccl", "level": 0}
     about |= {"begin": kernel.begin, "called": kernel.begin, "end": kernel.end, "group": group, "bytes": size}
-    about |= {"item": items[0], "root": int(args.get("Rank", 0))}  # PyTorch puts a broadcast's root there
+    root = int(args.get("Rank", 0))  # PyTorch puts a broadcast's root there
+    about |= {"item": next(filter(None, items)), "root": root}
     given, taken = (json.loads(args.get(f"{side} split size") or "[]") for side in ("In", "Out"))
     if what == "all_to_all" and given:
         if {len(given), len(taken)} != {len(groups[group])}:

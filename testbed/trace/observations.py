@@ -129,7 +129,7 @@ def _check(line: Line, rank: ObservedRank) -> None:
     """Check the invariants that readers rely on. ValueError, with the fault, if one is violated."""
     members = rank.groups[line["group"]]
     ends = [line[name] for name in ("root", "peer") if line.get(name) is not None]
-    whole = (*map(line.get, ("number", "bytes", "item", "level", "begin", "called")), *ends, *members)
+    whole = (*map(line.get, ("number", "bytes", "item", "level", "begin", "called")), *ends, line["end"] or 0, *members)
     if not all(isinstance(number, int) and number >= 0 for number in whole) or line["item"] == 0:
         raise ValueError(f"operation {line['number']} has invalid numbers: {line}")
     if rank.rank not in members or max(members) >= rank.ranks or any(end >= len(members) for end in ends):

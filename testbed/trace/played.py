@@ -149,6 +149,6 @@ def _lanes(lengths: list[int], columns: bytes) -> tuple[PlayedLane, ...]:
         ends = [at + 8 * length * column for column in range(len(_COLUMNS) + 1)]
         lanes.append(PlayedLane(*(unpack_column("q", columns[begin:end]) for begin, end in pairwise(ends))))
         at = ends[-1]
-    if at != len(columns):
+    if at != len(columns) or min(lengths, default=0) < 0:
         raise ValueError(f"its lanes need {at} bytes, but it has {len(columns)}")
     return tuple(lanes)

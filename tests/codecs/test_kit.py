@@ -145,6 +145,14 @@ def test_a_row_whose_formula_is_wrong_fails(text: str, wrong: str, monkeypatch: 
     assert "the table's formula" in result.detail
 
 
+@pytest.mark.parametrize(
+    "text", ["int8(midrise)", "int6(midrise)", "bottleneck(9)", "bottleneck(9, maxout)", "uniform(0.25, absolute)"]
+)
+def test_every_setting_has_the_bytes_of_its_formula(text: str) -> None:
+    size = next(check for check in CHECKS if check.name == "bytes as the formula says")
+    assert (result := ask(size, subject_of(text, "forward"))).verdict == "PASS", result.detail
+
+
 def test_the_example_of_the_readme_passes_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (Path(table.__file__).parents[1] / "README.md").read_text(encoding="utf8")
     (tmp_path / "halves.py").write_text(readme.partition("```python\n")[2].partition("```")[0], encoding="utf8")

@@ -15,12 +15,39 @@ from testbed.codecs.check.tensors import normal
 from testbed.codecs.contract import Context, Stateful
 from testbed.codecs.dense import blockwise, cosine, haar, hadamard
 from testbed.codecs.make import make
-from testbed.codecs.wrap import capability
+from testbed.codecs.wrap import bound_of, capability
 from testbed.errors import CodecError, SpecError
 
 
 def sent(text: str, x: Tensor, context: Context = FORWARD) -> Tensor:
     return make(text, context).decode(bytes(make(text, context).encode(x, KEY)), KEY)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hadamard(int8)",
+        "hadamard(bf16)",
+        "hadamard(ef(int4))",
+        "tah",
+        "int1(asymmetric)",
+        "int8(asymmetric)",
+        "dct(int8)",
+    ],
+)
+@pytest.mark.parametrize("row", [[3e38, *[0.0] * 63], [-3e38, 3e38], [2e38] * 64, [1.5e38, 2e38]], ids=str)
+def test_what_an_encoder_takes_its_decoder_takes_and_keeps_within_the_bound(text: str, row: list[float]) -> None:
+    x = torch.tensor([row] * 4)
+    codec, other = make(text, FORWARD), make(text, FORWARD)
+    try:
+        payload = bytes(codec.encode(x, KEY))
+    except CodecError as refused:
+        assert "encode" in str(refused)
+        assert row[0] != row[-1] or "asymmetric" not in text, "all equal: nothing overflows"
+    else:
+        assert bool(
+            ((other.decode(payload, KEY).double() - x.double()).abs() <= bound_of(make(text, FORWARD), x)).all()
+        )
 
 
 # ------------------------------------------------------------------ floats

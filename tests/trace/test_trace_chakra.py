@@ -277,6 +277,7 @@ def test_what_a_trace_cannot_hold_is_ignored_and_counted() -> None:
     [
         ([_compute(0, 1, 5)], r"node 0 of NPU 0 \('work 0'\) depends on node 5, which does not exist"),
         ([_compute(0, 1, 1), _compute(1, 1, 0)], "node 0 of NPU 0 .* depends on itself"),
+        ([_compute(0, 5), _compute(0, 7), _compute(1, 1)], "node 0 of NPU 0 .* has the id of another node"),
         ([_send(0, 1, 5)], "message 0 from NPU 0 to 1, sent 1 times and received 0 times"),
         ([_send(0, 9, 5)], "is for NPU 9, but there are 2"),
         ([_compute(0, 1, testbed_step=10**9)], "cannot be in step 1000000000"),

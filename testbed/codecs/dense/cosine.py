@@ -94,11 +94,7 @@ class Transform:
 
     def inverse(self, coefficients: Tensor) -> Tensor:
         """Invert `of` in place on contiguous fp32, and return the result."""
-        target, flat, start = (
-            self._scratch.of(coefficients.shape).view(rows_of(coefficients.shape)),
-            coefficients.view(-1),
-            0,
-        )
+        target, flat, start = self._scratch.of(rows_of(coefficients.shape)), coefficients.view(-1), 0
         for region in regions(coefficients.shape, self._size):
             high, wide = region.blocks
             rows = flat[start : start + region.values].view(-1, region.width)

@@ -173,7 +173,7 @@ class Affine(NamedTuple):
         base = offset.to(torch.float32)
         step = bf16_up(((highest - base) / top).clamp_(SMALLEST_SCALE, torch.finfo(torch.bfloat16).max))
         # Check the lowest itself, too: NaN has another bit pattern in bf16, and might become finite.
-        check_ends(lowest + highest + (base + top * step.to(torch.float32)), key)
+        check_ends(0 * (lowest + (highest - base)) + (base + top * step.to(torch.float32)), key)
         return cls(step, offset)
 
     def scaled_(self, x: Tensor) -> Tensor:

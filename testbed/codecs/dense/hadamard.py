@@ -69,11 +69,11 @@ class Hadamard:
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Rotate, and encode with the inner codec. CodecError that names the message key if the rotated tensor is not
-        finite.
+        finite, or too large to be rotated back.
         """
         x = header.check_input(tensor).to(torch.float32)
         rotated = rotate(x, self._size, self._scratch.of(x.shape))
-        header.check_finite(rotated, key, "a rotation")
+        header.check_transformed(rotated, key)
         return self.inner.encode(rotated, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:

@@ -34,7 +34,7 @@ from testbed.codecs.dense import groups, hadamard
 from testbed.codecs.dense.groups import Affine, Grouping
 from testbed.codecs.dense.integer import Integer
 from testbed.codecs.wire import bits
-from testbed.codecs.wire.header import Shape, check_finite, rows_of
+from testbed.codecs.wire.header import Shape, check_finite, check_transformed, rows_of
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 from testbed.codecs.wire.scratch import Scratch
 
@@ -153,7 +153,7 @@ class Tah(BodyCodec):
         return Grouping(rows, width, min(self._tile, 1 << (width - 1).bit_length() if width else 1))
 
     def _ranked(self, shape: Shape, of: Grouping) -> _Ranked:
-        tokens = shape[-2] if self._per == "sample" and len(shape) > 1 else 1
+        tokens = of.rows // (shape[0] if len(shape) > 2 else 1) if self._per == "sample" else 1
         tiles = tokens * of.per_row
         wide = math.ceil(self._share * tiles - 1e-9)
         return _Ranked(tiles, wide, of.groups // tiles * wide)
@@ -173,7 +173,7 @@ class Tah(BodyCodec):
         if len(turned):
             pivot[turned] = x.index_select(0, turned).abs_().argmax(-1).to(torch.uint8)
             _swap(x, turned, pivot)
-            _rotate(x, turned)
+            check_transformed(_rotate(x, turned), key)
         return _Plan(wide, pivot, rotated, x, Affine.fit(x, _top(wide), key))
 
     def _code(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> tuple[Tensor, ...]:
@@ -204,7 +204,7 @@ def _choose(entropy: Tensor, count: int) -> Tensor:
     wide = np.zeros(entropy.shape, np.bool_)
     first = entropy.shape[-1] - count
     # Uses numpy, because torch's topk of many short rows takes ten times as long.
-    np.put_along_axis(wide, np.argpartition(entropy.numpy(), -count if count else 0, axis=-1)[:, first:], True, -1)
+    np.put_along_axis(wide, np.argpartition(entropy.numpy(), -count, axis=-1)[:, first:], True, -1)
     return torch.from_numpy(wide)
 
 

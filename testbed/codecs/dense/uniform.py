@@ -78,8 +78,7 @@ class Uniform:
             folded = planes[0] | planes[1].astype(np.int32) << 8
             whole = np.where(folded & 1, -(folded + 1 >> 1), folded >> 1)
         check_written(int(whole.min()) >= -(_SMALL if width == 1 else _REACH), key, "such a code")
-        values = torch.from_numpy(whole).to(torch.float32).mul_(step)
-        return values.view(opened.shape)
+        return torch.from_numpy(whole).to(torch.float32).mul_(step).view(opened.shape)
 
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value."""

@@ -132,9 +132,8 @@ class PositionCoding(NamedTuple):
             if bool((columns[:, 1:] <= columns[:, :-1]).any()):
                 raise CodecError(f"cannot decode the indices of {self}: they do not ascend")
             in_rows = columns + self._starts
-        if bool(
-            (in_rows[:, 0] < self._starts[:, 0]).any() or (in_rows[:, -1] >= self._starts[:, 0] + self.width).any()
-        ):
+        ends = in_rows[:, [0, -1]] - self._starts
+        if bool(((ends < 0) | (ends >= self.width)).any()):
             raise CodecError(f"cannot decode the positions of {self}: one lies outside its row")
         return in_rows.reshape(-1)
 
