@@ -4,8 +4,8 @@ Importing torch and the models takes five seconds of processor time. `popen` is 
 command of `process.start_program`. Its first call starts the server, `python -m testbed.forks`, which imports them once
 and forks each program. The server dies with the process that started it, and all forked programs die with the server.
 
-A request is one packet of a Unix SOCK_SEQPACKET pair. It carries the file descriptors for the program, and the end of a
-pipe on which the server reports the program's pid and later its status.
+A request is one packet of a Unix SOCK_SEQPACKET pair. It carries the end of a pipe on which the server reports the
+program's pid and later its status, a file that describes the program, and the program's file descriptors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from testbed.process import READABLE, ROOT, become_user, die_with_parent, progra
 
 LOADS: Final = "testbed.runtime.host"
 """The default module whose `PRELOADED` names what every program needs."""
-_LARGEST_BYTES = 1 << 17
 _MOST_FDS = 64
 _LAST_WORDS = 2000
 _GRACE_S = 5.0
@@ -152,8 +151,7 @@ class Forked:
 def _read_number(pipe: int) -> int | None:
     """Read a number from the server; None if the server has died."""
     content = os.read(pipe, _NUMBER.size)
-    number: int | None = _NUMBER.unpack(content)[0] if len(content) == _NUMBER.size else None
-    return number
+    return int.from_bytes(content, sys.byteorder, signed=True) if len(content) == _NUMBER.size else None
 
 
 class _Server:
@@ -184,11 +182,13 @@ class _Server:
 
     def fork(self, request: _Request, fds: Sequence[int]) -> Forked:
         status, theirs = os.pipe()
-        try:
-            with contextlib.suppress(BrokenPipeError):  # the reader of the status sees the closed pipe
-                socket.send_fds(self._channel, [request.model_dump_json().encode()], [theirs, *fds])
-        finally:
-            os.close(theirs)
+        with os.fdopen(os.memfd_create("request"), "wb", 0) as asked:  # an environment may exceed a packet
+            asked.write(request.model_dump_json().encode())
+            try:
+                with contextlib.suppress(BrokenPipeError):  # the reader of the status sees the closed pipe
+                    socket.send_fds(self._channel, [b"fork"], [theirs, asked.fileno(), *fds])
+            finally:
+                os.close(theirs)
         try:
             pid = _read_number(status)
         except BaseException:  # Ctrl-C: closing the pipe makes the server kill the program
@@ -263,15 +263,15 @@ def _serve(channel: socket.socket) -> None:
             os.close(status)
         if channel.fileno() not in ready:
             continue
-        data, fds, _, _ = socket.recv_fds(channel, _LARGEST_BYTES, _MOST_FDS)
+        data, fds, _, _ = socket.recv_fds(channel, _NUMBER.size, _MOST_FDS)
         if not data:
             return
-        status, *given = fds
+        status, asked, *given = fds
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become(_Request.model_validate_json(data), given, server)
-        for fd in given:
+            _become(_Request.model_validate_json(os.pread(asked, os.fstat(asked).st_size, 0)), given, server)
+        for fd in (asked, *given):
             os.close(fd)
         running[os.pidfd_open(pid)] = pid, status
         if not _say(status, pid):

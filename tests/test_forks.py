@@ -65,6 +65,14 @@ def test_it_has_what_it_was_given_and_nothing_else(errors: Any, tmp_path: Path) 
 
 
 @pytest.mark.root
+def test_an_environment_may_be_as_large_as_a_program_s(errors: Any) -> None:
+    process = start(errors, PROGRAM, "show", env={f"OURS_{number}": "1" * 60_000 for number in range(8)})
+    said = json.loads(process.stdout.read())
+    process.stdout.close()
+    assert process.wait(20) == 0
+    assert sum(len(value) for name, value in said["environment"].items() if name.startswith("OURS")) == 480_000
+
+
 def test_it_runs_inside_a_namespace_as_somebody_else(errors: Any) -> None:
     from testbed.net.kernel.namespace import Namespace
 

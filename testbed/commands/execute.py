@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 from pydantic import JsonValue
 
-from testbed import faults, profiles, results, units, vm
+from testbed import faults, paths, profiles, results, units, vm
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.commands.console import (
     EngineFlag,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from testbed.net.lab import LabSpec
     from testbed.records import Certificate
 
+CODED = ("p2p", "all_reduce", "all_gather", "reduce_scatter")
+"""`testbed.torch.coded.OPERATIONS`, without torch."""
 _PROGRAM = "testbed.exec.inside"
 _HOST_LIMIT_S = 3600.0
 _REFUSED = 2
@@ -120,7 +122,11 @@ def execute(
         raise SpecError("--time-limit and --host-limit are seconds above 0")
     _check_pattern(step_pattern)
     for rule in codec.split(";") if codec is not None else ():
-        parse_placement(rule.partition(":")[2].strip())
+        operation, colon, text = rule.partition(":")
+        if not colon:
+            raise SpecError(f"--codec: {rule.strip()!r} is no rule; write OPERATION: CODEC, as in 'p2p: int8'")
+        one_of("operation of --codec", operation.strip(), CODED)
+        parse_placement(text.strip())
     if pace is not None and not Path(pace).exists():
         load_device(pace)
     off_by, baseline = units.parse_fraction(threshold), None if check is None else read_numbers(check)
@@ -286,8 +292,9 @@ def _folder(output: Path | None) -> Path:
             left.unlink(missing_ok=True)
         return folder
     above = results.make_folder(Path("results/exec"), "choose another with -o")
-    taken = [int(path.name) for path in above.iterdir() if path.name.isdecimal()]
-    return results.make_folder(above / str(max(taken, default=0) + 1), "choose another with -o")
+    with paths.locked(above / ".lock"):  # another command may choose at the same time
+        taken = [int(path.name) for path in above.iterdir() if path.name.isdecimal()]
+        return results.make_folder(above / str(max(taken, default=0) + 1), "choose another with -o")
 
 
 def _in_a_guest(kernel: vm.GuestKernel, folder: Path, memory: str, share: Sequence[Path], limit_s: float) -> None:

@@ -64,6 +64,8 @@ def play(
 
     one_of("topology", topology, get_args(Topology))
     one_of("clock", clock, _CLOCKS)
+    if output is not None and output.exists() and file.exists() and output.samefile(file):
+        raise SpecError(f"-o {output} would overwrite the trace; name another file")
     trace = _load(file, flops)
     again = repeat or (_AGAIN if trace.steps == 1 else 1)
     if again > 1:

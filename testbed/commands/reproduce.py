@@ -88,7 +88,7 @@ def reproduce(
     if failed:
         lost = f"a step of {', '.join(failed)}; the same command resumes there"
         say(f"testbed: failed: {lost}", on=err, style="red")
-        raise typer.Exit(min(failed.values()))
+        raise typer.Exit(1 if set(failed.values()) - {2} else 2)
     return None
 
 
@@ -127,7 +127,7 @@ def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, agai
     (experiment.output / FILE).unlink(missing_ok=True)  # verdicts must belong to the current results
     for number, step in enumerate(experiment.steps):
         stamp = experiment.output / f".step-{number}"
-        if step.keeps and not again and stamp.is_file() and stamp.read_text("utf8") == experiment.stamp(step):
+        if not again and experiment.is_kept(step):
             say(f"{step.words[0]}: done before; --again runs it again")
             continue
         command = step.command(experiment.all_results, quick=quick, device=device)
@@ -221,8 +221,7 @@ def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -
 
     takes_s = step.takes_s or 0.0
     if step.sweep is None:
-        done = step.keeps and any(experiment.output.glob(".step-*"))
-        return "", 0.0 if done else takes_s
+        return ("", 0.0) if experiment.is_kept(step) else (step.words[0] * step.keeps, takes_s)
     try:
         if step.predicts:
             missing = cells.count_missing(cells.plan_cells(str(step.sweep), quick=quick), experiment.results)

@@ -377,7 +377,7 @@ def report(
         from testbed.report.against import write_against
 
         say(f"comparison: {write_against(folder, against)}")
-    elif index.sweeps(folder):
+    elif output is None and index.sweeps(folder):
         say(f"index: {index.write_index(folder)}")
     else:
         cells = stored.last_sweep(folder).cells

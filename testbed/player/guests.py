@@ -160,7 +160,7 @@ class _Play:
         results.make_folder(self._queue)
         for rank, number in enumerate(sorted(range(len(self._jobs)), key=lambda n: -self._predicted_s[n])):
             job = self._jobs[number]
-            results.make_folder(job.output.parent)
+            results.make_folder(job.output.parent, "choose another with -o")
             job.output.with_name(job.output.name + TEMPORARY).unlink(missing_ok=True)
             absolute = job.model_copy(update={"trace": job.trace.absolute(), "output": job.output.absolute()})
             # With packet loss, one nanosecond can change what TCP does next. So such a job runs first in its guest.

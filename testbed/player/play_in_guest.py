@@ -141,7 +141,7 @@ def _certified(lab: Lab, sizes: Sequence[int]) -> dict[str, Any]:
     return lab.certify("quick", sizes).model_dump(mode="json")
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file atomically: under a temporary name until it is complete and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + TEMPORARY)
@@ -190,11 +190,7 @@ def _play_taken(place: Path, job: PlayJob, clock: Clock) -> None:
     finally:
         gc.enable()
     outcome = json.dumps({"seconds": time.monotonic() - started, "error": error})
-
-    def write_outcome(path: Path) -> None:
-        path.write_text(outcome)
-
-    write_whole(place.with_name(place.name + ".outcome"), write_outcome)
+    write_whole(place.with_name(place.name + ".outcome"), lambda path: path.write_text(outcome))
 
 
 def main() -> None:

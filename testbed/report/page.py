@@ -66,7 +66,7 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
     if not runs_read:
         lost = "holds no run of its last sweep, so there is nothing to report; run the sweep again"
         raise ResultsError(f"{experiment} {lost}")
-    folder = results.make_folder(results.make_folder(page.parent) / "figures")
+    folder = results.make_folder(page.parent / "figures", "choose another with --output")
     groups = collect.groups(runs_read)
     shown = tables.result_tables(groups)
     room, sections = _INSIDE, []

@@ -231,7 +231,7 @@ def tune_first(
         tried += more
     record = tune.settle(asked, tried, loss_of)
     results.write_json(folder / "tuning.json", record)
-    return replace(agenda, tuning=record, chosen=())
+    return replace(agenda, tuning=record)
 
 
 def final_loss(folder: Path, cell: Cell) -> float | None:

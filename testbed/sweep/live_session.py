@@ -242,8 +242,6 @@ def _computing_s(cell: Cell) -> float:
 
 def _cause(failures: dict[str, JobFailed]) -> StageError | SpecError:
     """Return the root failure: the first that is not a lost neighbour, otherwise the first reported."""
-    name, failed = next(
-        ((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items()))
-    )
+    name, failed = min(failures.items(), key=lambda each: each[1].error == "TransportError")
     named = failed.message if name in failed.message else f"{name}: {failed.message}"
     return (SpecError if failed.error in _USERS else StageError)(named)

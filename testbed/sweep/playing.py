@@ -120,9 +120,7 @@ def measured_costs(
         before={} if before is None else before.machine,
     )
     kinds = ("recipes", "replicas", "jobs")
-    known: dict[str, Any] = {kind: getattr(calibration, kind) for kind in kinds}
-    if before is not None:
-        known = {kind: getattr(before, kind) | known[kind] for kind in kinds}
+    known: dict[str, Any] = {kind: getattr(before or calibration, kind) | getattr(calibration, kind) for kind in kinds}
     if budget_s or before is None:  # otherwise nothing was measured, and it stays that of the machine that it is of
         results.write_json(path, calibration.model_copy(update=known))
     all_costs = [[one for stage in costs for one in stage.durations] for costs in calibration.recipes.values()]

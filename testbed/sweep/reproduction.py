@@ -99,6 +99,11 @@ class Reproduction(NamedTuple):
         sources = [path.read_bytes() for kind in ("py", "toml") for path in sorted(self.folder.glob(f"*.{kind}"))]
         return hashlib.sha256(b"".join([repr(step.words).encode(), *sources])).hexdigest()
 
+    def is_kept(self, step: Step) -> bool:
+        """Return whether a step's output is here, and need not be made again."""
+        stamp = self.output / f".step-{self.steps.index(step)}"
+        return step.keeps and stamp.is_file() and stamp.read_text("utf8") == self.stamp(step)
+
 
 def reproducible() -> dict[str, Path]:
     """Return the folders of the experiments that have steps, by name: `./experiments` before the shipped ones."""

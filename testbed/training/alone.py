@@ -164,8 +164,9 @@ def obey(job: type[Any], does: Callable[[Any], Frozen], description: str) -> Non
     parser = argparse.ArgumentParser(description=f"{description}; started by a sweep, not by hand.")
     parser.add_argument("job", type=Path)
     told = job.model_validate_json(parser.parse_args().job.read_bytes())
-    status = status_of(lambda: sys.stdout.write(does(told).model_dump_json() + "\n"))
-    sys.stdout.flush()
+    answer, sys.stdout = sys.stdout, sys.stderr  # codecs and jobs of the user's may print
+    status = status_of(lambda: answer.write(does(told).model_dump_json() + "\n"))
+    answer.flush()
     os._exit(status)  # at once: shutting down an interpreter with torch takes half a second
 
 

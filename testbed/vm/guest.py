@@ -139,7 +139,7 @@ def memory_bytes(text: str) -> int:
 def memory_folder(size: int) -> str:
     """Choose a folder for the file that is the guest's memory: in RAM if possible, with room for `size` bytes.
 
-    It must permit execution. GuestKernelError if there is none.
+    It must permit execution. CapabilityError if there is none.
     """
     tried = []
     for folder in dict.fromkeys(("/dev/shm", tempfile.gettempdir(), "/var/tmp")):
@@ -151,7 +151,7 @@ def memory_folder(size: int) -> str:
         if not about.f_flag & os.ST_NOEXEC and free >= size and os.access(folder, os.W_OK):
             return folder
         tried.append(f"{folder} has {free >> 20} MiB free{', noexec' if about.f_flag & os.ST_NOEXEC else ''}")
-    raise GuestKernelError(
+    raise CapabilityError(
         f"no place for {size >> 20} MiB of guest memory: {'; '.join(tried)}; request less with --memory, or set TMPDIR "
         "to a folder with room, on a file system that is not mounted noexec"
     )
@@ -403,7 +403,7 @@ class Guest(Closing):
             return None
         if (left := self._deadline - time.monotonic()) <= 0:
             raise TimeoutError
-        return left
+        return min(1e6, left)  # infinity is no timeout
 
     def _reported_status(self) -> int:
         """Return the status that init reported before the guest ended. GuestKernelError for a failure or a missing

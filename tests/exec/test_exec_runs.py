@@ -301,6 +301,8 @@ def wait_until(condition: object) -> None:
         (["--topology", "line", "--nodes", "2", "--profile", "cable+lte", "--", "true"], "a line of 2 nodes"),
         (["--step-pattern", "(", "--", "true"], "not a regular expression"),
         (["--codec", "p2p: int9", "--", "true"], "there is no codec 'int9'"),
+        (["--codec", "int8", "--", "true"], "'int8' is no rule; write OPERATION: CODEC"),
+        (["--codec", "allreduce: int8", "--", "true"], "did you mean 'all_reduce'"),
         (["--pace", "a1000", "--", "true"], "there is no device 'a1000'"),
         (["--save", "/dev/null/base.json", "--", "true"], "name another file"),
         (["--clock", "virtual", "--engine", "relay", "--", "true"], "add --clock real"),

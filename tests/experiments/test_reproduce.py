@@ -99,6 +99,10 @@ def test_verdicts_are_those_of_the_results_and_finished_programs_are_kept(comman
     (line,) = [line for line in listed.splitlines() if line.startswith("counting")]
     assert "1 fails" in line
     assert "1 holds" in line
+    assert "count.py" in line, "it was changed back after it had run"
+    command.finish("reproduce", "counting")
+    listed = command.finish("reproduce", "--list", "counting")
+    assert "nothing" in next(line for line in listed.splitlines() if line.startswith("counting"))
 
 
 def test_a_step_that_fails_ends_it_with_status_1_or_its_user_s_2(command: Command, counting: Path) -> None:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import testbed.torch
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
+from testbed.commands import execute
 from testbed.errors import CodecError, SpecError, UnknownNameError, UserError
 from testbed.jobs.kind import Setting
 from testbed.message_key import MessageKey
@@ -64,6 +65,10 @@ def test_a_text_is_read_as_it_was_meant_and_its_canonical_form_means_the_same(ru
 
 def _name(text: str) -> str:
     return text.partition("(")[0]
+
+
+def test_the_command_line_knows_its_operations() -> None:
+    assert execute.CODED == OPERATIONS
 
 
 @given(st.text(alphabet=string.ascii_lowercase + "0123456789_:;=(), .", max_size=40))

@@ -70,6 +70,7 @@ def test_mistakes_are_named_before_anything_is_built(tmp_path: Path) -> None:
         (("--clock", "reel"), "no clock 'reel'; did you mean 'real'"),
         (("--topology", "ring"), "no topology 'ring'"),
         (("--profile", "cabel"), "did you mean 'cable'"),
+        (("-o", tmp_path / "a.trace"), "would overwrite the trace"),
     ):
         with pytest.raises(UserError, match=said):
             run_command("play", tmp_path / "a.trace", "--profile", "cable", "--clock", "real", *arguments)

@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import math
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -345,3 +347,27 @@ def test_a_folder_is_whole_or_not_there(job: AloneJob) -> None:
         for text in (first, (folder / "steps-1.jsonl").read_text())
     ]
     assert losses[0] == losses[1]
+
+
+PRINTS = """
+from testbed.frozen import Frozen
+from testbed.training.alone import obey
+
+class Asked(Frozen):
+    number: int
+
+def does(asked):
+    print("a codec of the user's speaks")
+    return asked
+
+obey(Asked, does, "Answers")
+"""
+
+
+def test_what_a_user_s_codec_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"number":7}')
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS, tmp_path / "job.json"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == '{"number":7}\n'
+    assert done.stderr == "a codec of the user's speaks\n"
