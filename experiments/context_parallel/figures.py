@@ -173,15 +173,16 @@ def draw(folder: Path) -> Any:
     arms = [arm for arm in _order(frame) if arm != CHAIN]
     looks = style.looks(arms)
     figure, ((left, right),) = plots.panels(1, 2, (9.6, 3.8))
-    networks = list(frame.network.unique())
+    networks = sorted(frame.network.unique(), key=lambda network: _times(frame, network)[BASE])
     for arm in arms:
         look = looks[arm]
         if arm != BASE:
             plots.estimates(left, [(100 * _share(frame, arm), _judged(frame, arm))], look.colour, width=1.2)
         steps = [1e3 * _times(frame, network)[arm] for network in networks]
-        right.plot(range(len(networks)), steps, "o-", ms=3.5, color=look.colour, label=arm)
+        right.plot(range(len(networks)), steps, "o", ms=5, color=look.colour, label=arm)
     left.axhline(0, color="0.4", lw=0.8)
     left.semilogx()
+    plots.ticks(left.xaxis, (4, 6, 10, 20), str)
     left.set(xlabel="bytes of keys, values and gradients, % of fp32's", ylabel="validation loss above fp32's, nats")
     floors.draw_floors(left, HERE, frame[frame.arm == BASE].validation_loss.mean())
     right.set_xticks(range(len(networks)), [_short(network).replace("-", "\n") for network in networks])
