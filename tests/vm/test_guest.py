@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import GuestKernelError, SpecError
+from testbed.errors import CapabilityError, GuestKernelError, SpecError
 from testbed.processors import parse_processors
 from testbed.vm import GuestKernel, guest, launch
 from testbed.vm.guest_plan import archive, parse_archive
@@ -28,7 +28,7 @@ def test_memory_that_is_none(text: str) -> None:
 
 
 def test_memory_that_no_folder_has_room_for() -> None:
-    with pytest.raises(GuestKernelError, match=r"MiB free.*--memory"):
+    with pytest.raises(CapabilityError, match=r"MiB free.*--memory"):
         guest.memory_folder(1 << 60)
 
 
