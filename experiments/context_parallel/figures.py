@@ -94,7 +94,7 @@ def _judged(frame: Any, arm: str, base: str = BASE, bound: float = NOTHING) -> J
 def above(folder: Path, arms: Sequence[str], base: str = BASE, bound: float = NOTHING) -> Iterator[Facts]:
     """Yield, for the arms that were run, the loss above the base's and the reduction of bytes vs fp32."""
     frame = pd.read_csv(folder / RUNS)
-    loss = frame[frame.arm == base].validation_loss.mean()
+    loss = experiments.mean_of(experiments.by_seed(frame, "validation_loss", arm=base))
     for arm in arms if base in set(frame.arm) else ():
         if arm in set(frame.arm):
             found = _judged(frame, arm, base, bound)
@@ -184,7 +184,7 @@ def draw(folder: Path) -> Any:
     left.semilogx()
     plots.ticks(left.xaxis, (4, 6, 10, 20), str)
     left.set(xlabel="bytes of keys, values and gradients, % of fp32's", ylabel="validation loss above fp32's, nats")
-    floors.draw_floors(left, HERE, frame[frame.arm == BASE].validation_loss.mean())
+    floors.draw_floors(left, HERE, experiments.mean_of(experiments.by_seed(frame, "validation_loss", arm=BASE)))
     right.set_xticks(range(len(networks)), [_short(network).replace("-", "\n") for network in networks])
     right.set(ylabel="step, ms", ylim=(0, None))
     plots.finish(figure, "Fewer bytes of keys and values save little if round trips dominate", right, "lower center")

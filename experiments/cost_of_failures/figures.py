@@ -190,9 +190,9 @@ def outages(folder: Path, **chosen: str) -> Any:
     return rows[~waited].assign(outage_s=lengths)
 
 
-def worst_outages(folder: Path, job: str, control: str) -> Facts | None:
-    """Return the largest cost of an outage relative to its length."""
-    rows = outages(folder, job=job, control=control)
+def worst_outages(folder: Path, job: str, control: str, **chosen: str) -> Facts | None:
+    """Return the largest cost of an outage relative to its length, of the rows that are `chosen`."""
+    rows = outages(folder, job=job, control=control, **chosen)
     if rows.empty:
         return None
     row = rows.loc[rows.times.idxmax()]
@@ -310,16 +310,16 @@ def answer(folder: Path) -> str:
     """Return the answer."""
     rows = {(facts["link"], facts["mtbf"]): facts for facts in state_gains(folder, "int8")}
     hour, often = rows["cable", "1 h"], rows["cable", "10 min"]
-    worst = worst_outages(folder, "pipeline", PLAIN) or {}
+    worst = worst_outages(folder, "pipeline", PLAIN, codec="int8") or {}
     both = [each["data"] for mtbf in ("1 h", "10 min") for each in layouts(folder, mtbf) if each["link"] == "cable"]
     words = " In data parallel training all have the state: {:.0%} and {:.0%}."
     data = words.format(*both) if both else ""
-    least = worst_outages(folder, "pipeline", TIMER)
+    least = worst_outages(folder, "pipeline", TIMER, codec="int8")
     limit = f", {least['mean']:.2f} with TCP's timer limited to 5 s" if least else ""
     return (
-        f"An outage of a home costs a pipeline {worst['mean']:.2f} times its length on average{limit}. A lost peer "
-        f"costs its state: behind cable, with checkpoints at another home and a failure per hour, {hour['exact']:.0%} "
-        f"of the time is useful training, {hour['ours']:.0%} with states as int8; with one every 10 minutes, "
+        f"An outage of a home costs a pipeline with int8 {worst['mean']:.2f} times its length on average{limit}. A "
+        "lost peer costs its state: behind cable, with checkpoints at another home and a failure per hour, "
+        f"{hour['exact']:.0%} of the time is useful training, {hour['ours']:.0%} with states as int8; with one every 10 minutes, "
         f"{often['exact']:.0%} and {often['ours']:.0%}.{data}"
     ).replace("%", " %")
 
@@ -377,8 +377,8 @@ def draw_outages(folder: Path) -> Any:
         plots.level(axes, times, words, at=0.42)
     axes.set(xscale="log", xlabel="outage in s", ylabel="cost / length", ylim=(min(-0.1, rows.times.min() - 0.1), None))
     plots.ticks(axes.xaxis, [10, 20, 30, 60, 100])
-    plain, least = (worst_outages(folder, "pipeline", control) for control in (PLAIN, TIMER))
-    finding = f"TCP's timer makes an outage cost {plain['mean']:.2f} times its length" if plain else ""
+    plain, least = (worst_outages(folder, "pipeline", control, codec="int8") for control in (PLAIN, TIMER))
+    finding = f"With int8, TCP's timer makes an outage cost {plain['mean']:.2f} times its length" if plain else ""
     finding += f"; up to 5 s, {least['mean']:.2f} times" if least else ""
     plots.finish(figure, finding, legend=axes, columns=3)
     return figure

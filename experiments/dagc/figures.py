@@ -64,7 +64,7 @@ def faster(runs: Any, arm: str = RULE, column: str = "rounds_to_target") -> Judg
 
 
 def table(folder: Path) -> Any:
-    """Return every arm: means over seeds, and its loss vs uniform ratios."""
+    """Return every arm: means over seeds, and its loss vs uniform ratios, or vs the baseline of `BASES`."""
     runs, rows = results(folder), []
     for (feedback, skew, mean), group in runs.groupby(GROUP):
         for arm, part in group.groupby("arm", sort=False):
@@ -84,7 +84,9 @@ def table(folder: Path) -> Any:
                     "rounds to 70 %": f"{part.rounds_to_target.mean():.1f}"
                     if reached.all()
                     else f"{int(reached.sum())} of {len(part)} reach it",
-                    "loss vs uniform": "" if found is None else f"{found.value:+.3f} ({found.interval_words})",
+                    "loss vs uniform (DAGC-A: vs same threshold)": ""
+                    if found is None
+                    else f"{found.value:+.3f} ({found.interval_words})",
                 }
             )
     return pandas.DataFrame(rows).sort_values(
@@ -169,7 +171,8 @@ def loss(folder: Path, arm: str, larger: bool = False) -> Iterator[Facts]:
     for words, group in settings(folder):
         found, turned = against(group, arm), against(group, UNIFORM, arm)
         if found is not None and turned is not None:
-            shown = experiments.shown_words(turned if larger else found, float(group.loss.mean()), seed_s())
+            words_of = turned if larger and found.verdict == "not resolved" else found
+            shown = experiments.shown_words(words_of, float(group.loss.mean()), seed_s())
             yield {"judgement": found, "setting": words, "shown": shown}
 
 
@@ -218,7 +221,7 @@ def draw(folder: Path) -> Figure:
             found = [(place, against(chosen(runs, feedback, skew, mean), arm))]
             plots.estimates(axes, found, COLOURS[arm], hollow=feedback, across=True, width=1.6)
         axes.axvline(0, color=style.INK, lw=0.9)
-        axes.set(title=f"mean ratio {mean:g}", xlabel="test loss vs uniform ratios, nats")
+        axes.set(title=f"mean ratio {mean:g}", xlabel="test loss vs uniform (DAGC-A: vs same threshold)")
         name_rows(axes, [f"{skew:g}x: {arm}{', error feedback' * back}" for skew, arm, back in rows])
     plots.finish(figure, _finding(runs))
     return figure

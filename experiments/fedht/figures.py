@@ -142,9 +142,10 @@ def lost_in_time(folder: Path, method: str, size: float | None = None) -> Iterat
 
 
 def times(folder: Path) -> Any:
-    """Return the time of the trainings that were played, means over seeds."""
-    mean = over_links(folder).groupby(["network", "method", "first_ratio"], sort=False).mean(numeric_only=True)
-    mean = mean.reset_index()
+    """Return the time of the trainings that were played, means over the seeds that all arms have."""
+    frame, arm = over_links(folder), ["network", "method", "first_ratio"]
+    common = set.intersection(*([set(part.seed) for _, part in frame.groupby(arm)] or [set()]))
+    mean = frame[frame.seed.isin(common)].groupby(arm, sort=False).mean(numeric_only=True).reset_index()
     return pandas.DataFrame(
         {
             "network": mean.network.map(NETWORKS),

@@ -56,7 +56,7 @@ def table(folder: Path, ours: dict[str, Any], base: dict[str, Any], against: str
     for (loss, delay), part in steps(folder).groupby(["loss", "delay"]):
         row = {}
         if against and not (plain := experiments.matching(part, {**base, "codec": against})).empty:
-            row[f"{against}: step"] = f"{plain.step_s.median():.2f} s"
+            row[f"{against}: step"] = f"{plain.step_s.mean():.2f} s"
         for codec in part.codec.unique():
             found = predicted.ratio(part, {**ours, "codec": codec}, {**base, "codec": against or codec})
             if codec != against and found:

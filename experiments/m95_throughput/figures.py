@@ -63,7 +63,7 @@ def masked(folder: Path, codecs: Sequence[str] = ("mask(0.1)", "mask(0.05)")) ->
     for codec in codecs:
         theirs = PUBLISHED[codec] / PUBLISHED["bf16"]
         facts = {"name": NAMES[codec], "theirs": theirs, "tokens": compute_bound(folder)}
-        yield {"value": ours[codec] / ours["bf16"], **facts}
+        yield {"value": ours[codec] / ours["bf16"], "share": ours[codec] / facts["tokens"], **facts}
 
 
 def answer(folder: Path) -> str:

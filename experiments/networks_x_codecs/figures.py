@@ -87,7 +87,8 @@ def titles(made: Sequence[Grid]) -> tuple[str, str, str]:
     spread = max(float(np.nanmax(np.nanmax(each, axis=0) / np.nanmin(each, axis=0))) for each in map(limits_bps, made))
     return (
         f"No codec is {100 * MILDEST_WITHIN:.0f} % faster: {'; '.join(map(_enough_words, made))}",
-        f"The fastest codec: up to {', '.join(f'{most_gained(grid):.3g}x on {grid.device}' for grid in made)}",
+        "The fastest codec over the grid: up to "
+        f"{', '.join(f'{most_gained(grid):.3g}x on {grid.device}' for grid in made)}",
         f"Codecs stop paying within a factor of {spread:.1f} of each other's rates",
     )
 

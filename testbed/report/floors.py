@@ -56,4 +56,5 @@ def floor_mark(home: Path, loss: float, part: str = "") -> str:
         return ""
     if loss > (unigram := floors["unigram floor"]) - NEAR_FLOOR:
         return f"{loss:.2f} nats are those of word frequencies ({unigram:.2f})"
-    return f"{loss:.2f} nats are no fewer than those of a bigram table ({bigram:.2f})"
+    near = "no fewer than" if loss >= bigram else f"within {NEAR_FLOOR:g} of"
+    return f"{loss:.2f} nats are {near} those of a bigram table ({bigram:.2f})"
