@@ -88,7 +88,7 @@ def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> 
     how = (
         dict.fromkeys(_SUMS, "sum")
         | dict.fromkeys(_MEANS, "mean")
-        | {"loss": "last", "accuracy": "last", "tokens": "last", "stage_end_s": "max"}
+        | {"loss": "mean", "accuracy": "last", "tokens": "last", "stage_end_s": "max"}
     )
     how |= dict.fromkeys(("measured", "begin_s", "step_s", "gradient_norm", "learning_rate"), "first")
     grouped = frame.groupby(_KEY, sort=False)

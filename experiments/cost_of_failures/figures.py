@@ -319,8 +319,8 @@ def answer(folder: Path) -> str:
     return (
         f"An outage of a home costs a pipeline with int8 {worst['mean']:.2f} times its length on average{limit}. A "
         "lost peer costs its state: behind cable, with checkpoints at another home and a failure per hour, "
-        f"{hour['exact']:.0%} of the time is useful training, {hour['ours']:.0%} with states as int8; with one every 10 minutes, "
-        f"{often['exact']:.0%} and {often['ours']:.0%}.{data}"
+        f"{hour['exact']:.0%} of the time is useful training, {hour['ours']:.0%} with states as int8; with one every "
+        f"10 minutes, {often['exact']:.0%} and {often['ours']:.0%}.{data}"
     ).replace("%", " %")
 
 
@@ -378,8 +378,8 @@ def draw_outages(folder: Path) -> Any:
     axes.set(xscale="log", xlabel="outage in s", ylabel="cost / length", ylim=(min(-0.1, rows.times.min() - 0.1), None))
     plots.ticks(axes.xaxis, [10, 20, 30, 60, 100])
     plain, least = (worst_outages(folder, "pipeline", control, codec="int8") for control in (PLAIN, TIMER))
-    finding = f"With int8, TCP's timer makes an outage cost {plain['mean']:.2f} times its length" if plain else ""
-    finding += f"; up to 5 s, {least['mean']:.2f} times" if least else ""
+    finding = f"With int8 an outage costs {plain['mean']:.2f} times its length" if plain else ""
+    finding += f"; if TCP waits up to 5 s, {least['mean']:.2f}" if least else ""
     plots.finish(figure, finding, legend=axes, columns=3)
     return figure
 

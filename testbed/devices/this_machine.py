@@ -59,7 +59,7 @@ def cores_needed(cell: Cell, machine: ComputeDevice) -> float:
     needed = [there + back for there, back in zip(real.forward_ns, real.backward_ns, strict=True)]
     if not isinstance(cell.compute, Paced):
         return sum(needed) / max(needed)
-    stages = range(cell.pipeline.stages)
+    stages = range(cell.nodes)  # workers of data parallel training are one stage each
     forward, backward = cell.compute.forward_ns, cell.compute.backward_ns
     return sum(needed) / max(forward[stage % len(forward)] + backward[stage % len(backward)] for stage in stages)
 

@@ -132,6 +132,8 @@ class TokenWorker(SamplingNode):
         self.pixels, self.velocity = noise.clone(), torch.zeros(tokens, images, TOKEN_PIXELS)
         self.hidden, self._queries = (torch.zeros(tokens, images, size.width) for _ in range(2))
         self.keys, self.values = (torch.zeros(size.layers, tokens, images, size.width) for _ in range(2))
+        self._entered = -1, self.hidden
+        """The layer that last received hidden states, and these: AsyncDiff's first late step starts there again."""
         self.sender.forget()
         self.receiver.forget()
 
@@ -150,6 +152,8 @@ class TokenWorker(SamplingNode):
                 case "begin":
                     self.hidden[at] = model.begin(self.pixels[at], at)
                 case "project":
+                    if action.layer == self._entered[0]:
+                        self.hidden[at] = self._entered[1][at]
                     projected = block.project(self.hidden[at], m)
                     self._queries[at], self.keys[action.layer, at], self.values[action.layer, at] = projected
                 case "attend":
@@ -174,6 +178,8 @@ class TokenWorker(SamplingNode):
             self.watch(part, self.sent[part], torch.stack(decoded))
         for place, value in zip(places, decoded, strict=True):
             place.copy_(value)
+        if part.kind == "hidden":
+            self._entered = part.layer, self.hidden.clone()
 
     def _tensors(self, part: Part) -> list[Tensor]:
         """Return views of a part's tensors."""

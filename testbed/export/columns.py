@@ -52,7 +52,6 @@ def _kind(annotation: Any) -> Kind:
 
 
 _KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "real"}
-_PAIR = ("low", "high")
 
 
 def _descriptions(model: type[BaseModel]) -> dict[str, str]:
@@ -83,7 +82,7 @@ def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix
                     inner.setdefault(column.name, column)
             yield from inner.values()
         elif get_args(annotation) == (float, float):
-            yield from (ExportColumn(f"{prefix}{name}.{end}", "real", what) for end in _PAIR)
+            yield from (ExportColumn(f"{prefix}{name}.{end}", "real", what) for end in ("low", "high"))
         else:
             yield ExportColumn(prefix + name, _kind(annotation), what)
 
@@ -272,13 +271,15 @@ class _Certificate(_RunRow):
     """False for a failed first attempt that was repeated."""
 
 
-_CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec", "fault"})
+_CELL_SKIPPED = frozenset({"schema_version", "profiles", "sites", "job", "compute", "codec", "fault"})
 _SUMMARY_SKIPPED = frozenset({"cell_id", "engine", "timing", "dilation"})
 
 TABLES: dict[str, tuple[ExportColumn, ...]] = {
     "runs": (
         *of_record(_Network),
         *of_record(Cell, _CELL_SKIPPED),
+        ExportColumn("job", "text", "The table `job` of the cell, as JSON."),
+        ExportColumn("compute.work_ns", "text", "Stated durations by kind of work, as JSON."),
         ExportColumn("compute.mode", "text", "calibrated, measured: this machine's pace; paced: a device's durations."),
         *of_record(Paced, frozenset({"mode"}), "compute."),
         *of_record(Summary, _SUMMARY_SKIPPED),

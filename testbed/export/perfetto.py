@@ -82,7 +82,11 @@ def _boundaries(
         if source is not None and target is not None and source.input_ns < source.encoded_ns:
             arrow = {"name": name, "cat": "flow", "pid": STAGES, "id": number}
             # An arrow must start inside its source slice, which excludes the slice's end.
-            yield arrow | {"ph": "s", "tid": flight.sender, "ts": _us(recorded, source.computed_ns)}
+            yield arrow | {
+                "ph": "s",
+                "tid": flight.sender,
+                "ts": _us(recorded, min(source.computed_ns, source.encoded_ns - 1)),
+            }
             yield arrow | {"ph": "f", "bp": "e", "tid": flight.receiver, "ts": _us(recorded, target.input_ns)}
 
 

@@ -12,7 +12,7 @@ from testbed.metrics import PipelineStep, align, loss_curve, measured, uncompres
 from testbed.metrics.spans import flights, overran, spans
 from testbed.records import Certificate, StepRecord
 from testbed.results import Run
-from testbed.spec import Cell
+from testbed.spec import Cell, Stated
 
 Row = dict[str, Any]
 ACTIVITIES = ("forward", "backward", "local", "update", "encode", "decode", "wire", "wait", "synchronise")
@@ -69,9 +69,11 @@ def run_rows(recorded: RecordedRun) -> Iterator[Row]:
     """Yield one row with the cell, its results and the machine."""
     cell, summary, environment = recorded.cell, recorded.run.summary, recorded.run.environment
     pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.all_profiles]
-    absent = {"codec_rates"} if cell.codec_rates is None else set[str]()  # its columns stay empty
+    absent = {"schema_version", "profiles", "sites", "job", "fault", *["codec_rates"] * (cell.codec_rates is None)}
     row: Row = {
-        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles", "sites", "fault", *absent}))),
+        **dict(_flat(cell.model_dump(mode="json", exclude=absent))),
+        "job": cell.job and cell.job.model_dump_json(),
+        "compute.work_ns": json.dumps(cell.compute.work_ns) if isinstance(cell.compute, Stated) else None,
         "compute.dilation": cell.compute.dilation,
         "folder": f"{recorded.run.folder.parent.name}/{recorded.run.folder.name}",
         "network": cell.network,

@@ -166,8 +166,7 @@ def certify_virtual(
     }
     missing = {files[profile]: plain_profile(profile) for profile in profiles if _kept(files[profile]) is None}
     if missing:
-        folder.mkdir(parents=True, exist_ok=True)
-        paths.give_to_user(folder)
+        paths.make_folders(folder)
         _measure(missing, kernel, guests, play)
     certificates = []
     for profile in profiles:

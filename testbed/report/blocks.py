@@ -24,11 +24,6 @@ def parse_blocks(page: str, where: str) -> dict[str, str]:
     return {name: text for name, text in _parts(page, where) if name}
 
 
-def outside_blocks(page: str, where: str) -> str:
-    """Return the handwritten parts of a page. SpecError as in `parse_blocks`."""
-    return "\n".join(text for name, text in _parts(page, where) if not name)
-
-
 def fill_blocks(page: str, blocks: Mapping[str, str], where: str) -> str:
     """Return a page with the text of its blocks replaced. SpecError for a block that `blocks` lacks, and as in
     `parse_blocks`.

@@ -6,6 +6,7 @@ acknowledgements decide their order, the order and the results equal those of a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -98,7 +99,5 @@ def run_rounds(
     endless = replace(job, steps=_FOR_EVER, evaluate_every=None)
     programs = [endless.program(place) for place in range(len(workers) + 1)]
     loop = Loop(programs, [*workers, server], cost=cost, links=links, observers=[steps], goes_on=steps.goes_on)
-    try:
+    with contextlib.suppress(_Stop):
         loop.run()
-    except _Stop:
-        return

@@ -144,6 +144,8 @@ class TextStack:
                 "absences need workers that exchange the whole change made by local steps: remove absences, or set "
                 "outer and remove streaming"
             )
+        if method.local_steps > 1 and method.outer is None:
+            raise SpecError("local steps make weight changes: set outer, the optimiser applied to them")
         stated = Chosen(method.codec, method.staleness)
         self._method, self._choices = method, choices or (lambda exchange: stated)
         self.running = list(range(len(runs)))

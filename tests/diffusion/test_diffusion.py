@@ -12,11 +12,23 @@ import torch
 from testbed.codecs.contract import Stateful
 from testbed.codecs.wrap import capability
 from testbed.diffusion import quality
-from testbed.diffusion.dit import ROWS, SIZES, TOKENS, Dit, DitSize, build_dit, sample, start, to_images, to_tokens
+from testbed.diffusion.dit import (
+    ROWS,
+    SIZES,
+    TOKENS,
+    Dit,
+    DitSize,
+    build_dit,
+    by_heads,
+    sample,
+    start,
+    to_images,
+    to_tokens,
+)
 from testbed.diffusion.node import Sampled
 from testbed.diffusion.pretrain import train
 from testbed.diffusion.programs import Costs, Program, divide, trace_of
-from testbed.diffusion.workers import Codecs, Workers
+from testbed.diffusion.workers import Codecs, Conditions, Workers
 from testbed.errors import SpecError
 from testbed.jobs.sampling import ReceivePart, sent_parts
 from testbed.metrics.links import Pipes
@@ -67,6 +79,37 @@ def unsplit() -> torch.Tensor:
 @pytest.mark.parametrize("name", ["ring", "gather", "displaced", "pipefusion", "asyncdiff"])
 def test_a_synchronous_split_without_a_codec_changes_no_bit(name: str, workers: int) -> None:
     assert torch.equal(sampled(program(name, workers, warmup=STEPS)).images, unsplit())
+
+
+@torch.no_grad()
+def one_step_behind(warmup: int) -> torch.Tensor:
+    """Sample as AsyncDiff with two stages: in late steps the second computes on what the first had a step before."""
+    whole, (pixels, labels) = model(), start(IMAGES, 0)
+    conditions = Conditions(whole, labels, STEPS)
+
+    def through(hidden: torch.Tensor, step: int, layers: tuple[int, int]) -> torch.Tensor:
+        for layer in range(*layers):
+            block, m = whole.block(layer), conditions.modulations(step, layer)
+            queries, *others = block.project(hidden, m)
+            keys, values = (by_heads(each, block.heads) for each in others)
+            hidden = block.feed_forward(block.attend(hidden, queries, keys, values, m), m)
+        return hidden
+
+    first, second = divide(whole.size.layers, 2)
+    before = torch.empty(0)
+    for step in range(STEPS):
+        now = through(whole.begin(pixels, slice(0, len(pixels))), step, first)
+        hidden = through(now if step < warmup else before, step, second)
+        pixels = pixels + whole.velocity(hidden, conditions.by_step[step]) / STEPS
+        before = now
+    return to_images(pixels)
+
+
+@pytest.mark.parametrize("warmup", range(1, STEPS))
+def test_asyncdiff_computes_on_the_inputs_of_the_step_before(warmup: int) -> None:
+    ours = sampled(program("asyncdiff", 2, warmup=warmup)).images
+    torch.testing.assert_close(ours, one_step_behind(warmup), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(ours, unsplit())
 
 
 @pytest.mark.parametrize("codec", ["compactfusion(onebit)", "delta-open(int4, first=half)"])

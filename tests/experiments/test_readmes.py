@@ -11,6 +11,7 @@ import pytest
 from testbed.commands import docs
 from testbed.report import blocks, claims, experiments, publishing
 from tests.commands import Command
+from tests.handwritten import outside_blocks
 
 _PROGRAMS = sorted(Command.shipped.glob("*/figures.py"))
 _LINES, _COLUMNS = 4, 120
@@ -26,7 +27,7 @@ def test_a_readme_is_what_its_figures_program_makes_of_the_csvs(program: Path) -
         made = publishing.blocks_of(vars(figures), program.parent)
     readme = program.parent / "README.md"
     assert blocks.read_blocks(readme).keys() == made.keys()
-    tables = _tables_with_numbers(blocks.outside_blocks(readme.read_text(encoding="utf8"), readme.name))
+    tables = _tables_with_numbers(outside_blocks(readme.read_text(encoding="utf8"), readme.name))
     assert tables == [], "a table with numbers belongs into a generated block"
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from testbed.errors import SpecError
 from testbed.report import blocks, claims
 from testbed.report.claims import Claim
+from tests.handwritten import outside_blocks
 
 _TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=30).map(str.strip)
 _WORDS = _TEXTS.filter(bool)
@@ -101,7 +102,7 @@ def test_any_page_is_filled_with_its_own_blocks_or_refused(page: str) -> None:
         return
     filled = blocks.fill_blocks(page, parsed, "page.md")
     assert blocks.fill_blocks(filled, parsed, "page.md") == filled
-    assert blocks.outside_blocks(filled, "page.md") == blocks.outside_blocks(page, "page.md")
+    assert outside_blocks(filled, "page.md") == outside_blocks(page, "page.md")
     if all(text and text == text.strip("\n") for text in parsed.values()):
         assert filled == page
 
@@ -111,7 +112,7 @@ def test_blocks_are_read_back_as_written_and_the_rest_is_left(texts: dict[str, s
     page = "".join(f"{rest}\n<!-- generated: {name} -->\nold\n<!-- end -->\n" for name in texts) + rest
     filled = blocks.fill_blocks(page, texts, "page.md")
     assert blocks.parse_blocks(filled, "page.md") == texts
-    assert blocks.outside_blocks(filled, "page.md") == blocks.outside_blocks(page, "page.md")
+    assert outside_blocks(filled, "page.md") == outside_blocks(page, "page.md")
 
 
 @pytest.mark.parametrize(
