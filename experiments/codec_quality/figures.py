@@ -16,7 +16,6 @@ import testbed
 from testbed.codecs.catalogue import placement
 from testbed.report import experiment_tables, experiment_verdicts, experiments, floors, plots, publishing, style
 from testbed.report.labels import Mark, label_marks
-from testbed.results import TuningRecord, last_tuning
 
 HERE = Path(__file__).resolve().parent
 RUN = experiments.RUN
@@ -87,7 +86,7 @@ def summarised(runs: Any) -> Any:
     seeds, rows = with_differences(runs), []
     for arm, of_arm in seeds.groupby("arm"):
         every, first = runs[runs.arm == arm], of_arm.iloc[0]
-        shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
+        shaped = every[every.up_rate_bps.notna()]
         rows_of_parts = [part.row for spec in placement.parse_placement(first.codec).specs() for part in spec.parts()]
         row = {
             "arm": arm,
@@ -95,8 +94,6 @@ def summarised(runs: Any) -> Any:
             "training_sequences": first["workload.training_sequences"],
             "negative_control": placement.parse_placement(first.codec).control,
             "changes_model": any(part.hook for part in rows_of_parts),
-            "learning_rate": rate,
-            "mark": first["mark"],
             "seeds": len(of_arm),
             "runs": len(every),
             "certified": int(every.certified.sum()),
@@ -111,7 +108,7 @@ def summarised(runs: Any) -> Any:
     return pandas.DataFrame(rows).sort_values(["bits", "arm"]).reset_index(drop=True)
 
 
-def remarks(folder: Path, runs: Any, arms: Any, tuning: TuningRecord | None) -> Iterator[str]:
+def remarks(folder: Path, runs: Any, arms: Any) -> Iterator[str]:
     """Yield facts missing from the table: seeds over two networks, arms with fewer or no seeds, failed runs."""
     fixed = runs[[not placement.parse_placement(codec).measures for codec in runs.codec]]
     groups = [group for _, group in fixed.groupby(["arm", "seed"]) if group.profile.nunique() > 1]
@@ -120,8 +117,6 @@ def remarks(folder: Path, runs: Any, arms: Any, tuning: TuningRecord | None) -> 
         yield f"Arms that ran with one seed over two networks: {len(groups)}; their losses differ by {apart:g}."
     for arm in arms[arms.seeds < arms.seeds.max()].itertuples():
         yield f"{arm.arm}: {arm.seeds} of {arms.seeds.max()} seeds succeeded."
-    for lost in [] if tuning is None else [arm for arm in tuning.arms if not arm.left]:
-        yield f"{', '.join(map(str, lost.arm.values()))}: not run, because no learning rate gave a finite loss."
     every = testbed.load(folder)
     for run in every[(every.status != "ok") & ~every.cell_id.isin(runs.cell_id)].itertuples():
         yield f"{run.codec} over {run.network} {run.status}: {run.error}"
@@ -141,9 +136,6 @@ def table(arms: Any) -> Any:
             "forward": arms.bits_forward.round(2),
             "backward": arms.bits_backward.round(2),
             "IP": arms.bits_wire.round(2),
-            "learning rate": [
-                f"{rate:g}{' *' * bool(mark)}" for rate, mark in zip(arms.learning_rate, arms["mark"], strict=True)
-            ],
             "validation loss": arms.loss.map("{:.3f}".format),
             "vs fp32": arms.loss_less_fp32.map("{:+.3f}".format),
             "of each seed": spread(arms, "loss_less_fp32"),
@@ -182,24 +174,23 @@ def draw(folder: Path) -> Figure:
 
 
 # ------------------------------------------------------------------ from the CSVs alone
-above, above_at_one_rate, tuned, lossless = readme.above, readme.above_at_one_rate, readme.tuned, readme.lossless
+above, rows_of, lossless = readme.above, readme.rows_of, readme.lossless
 
 
 def blocks(folder: Path) -> dict[str, Any]:
     """Return the generated blocks of the README, from the CSVs of a folder."""
-    arms = pandas.read_csv(folder / "summary.csv").fillna({"mark": ""})
-    return {"arms": table(arms), **readme.blocks(folder)}
+    arms = pandas.read_csv(folder / "summary.csv")
+    return {"answer": readme.answer(arms), "arms": table(arms)}
 
 
 # ------------------------------------------------------------------ from a sweep's results
 def write(results: Path, output: Path) -> None:
     """Write the CSVs and the figures, and print the facts missing from the table."""
-    runs, tuning = measured(results), last_tuning(results)
+    runs = measured(results)
     arms = summarised(runs)
     tables = experiment_tables.write_tables(results, output, runs, "arm")
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
-    lines = [*remarks(results, runs, arms, tuning)]
-    lines += [experiment_verdicts.floor_sentence(tables.seeds), experiment_verdicts.tuning_sentence(tables.tuning)]
+    lines = [*remarks(results, runs, arms), experiment_verdicts.floor_sentence(tables.seeds)]
     if not tables.comparisons.empty:
         lines += ["", experiments.markdown_of(experiment_verdicts.verdict_table(tables.comparisons))]
     print("\n".join(lines))  # noqa: T201

@@ -23,7 +23,7 @@ def _parts(cell: Cell) -> set[str]:
     return {part.row.name for recipe in placement.parse_placement(cell.codec).specs() for part in recipe.parts()}
 
 
-def test_the_full_form_trains_every_codec_of_the_table_with_five_paired_seeds_over_a_shaped_link() -> None:
+def test_the_full_form_trains_every_codec_of_the_table_with_four_paired_seeds_over_a_shaped_link() -> None:
     cells = plan.cells(plan.load_experiment(NAME), "relay")
     assert set.union(*map(_parts, cells)) == {name for name, row in CODECS.items() if not row.for_gradients}
     seeds, shaped = defaultdict(set), set()
@@ -36,7 +36,7 @@ def test_the_full_form_trains_every_codec_of_the_table_with_five_paired_seeds_ov
             assert cell.shaped
         assert cell.training.steps == 200
         assert cell.training.evaluate_uncompressed
-    assert set(map(frozenset, seeds.values())) == {frozenset(range(5))}
+    assert set(map(frozenset, seeds.values())) == {frozenset(range(4))}
     assert shaped == set(seeds)
     for codec, share in seeds:
         assert ("fp32", share) in seeds, codec  # what it is compared with
