@@ -34,6 +34,9 @@ Differences that came when a job became one program; these entries were recorded
   "varying: bursty-80mbps": what the guest loads changes which packets are lost; steps 0.7 % shorter.
 - C, later: "data, star" of 50/10 Mbit/s, whose queues overflow, and the two cells with loss above: other packets are
   lost where the guest loads other code or lies in another folder; medians +0.03 and -0.13 %.
+- B, later: "sampling: asyncdiff": its first late step computes on the stage's input, and not on its output.
+- C, later: "consumer-80mbps-bbr" with fp32 and delta-int8: no steps are proved to repeat. The ends of steps are as
+  before; times within the last step of fp32 are not, so what had been proved was not so.
 - D, later: `sizes` of "period" and "DeCo": two messages of one moment arrive in the other order, in old code too.
 - D: `near_ns` of 8. All places now begin at the same nanosecond; each began 1 to 2 us after the one before. Pipelines,
   the ring and an asynchronous period are apart by 8 us at most. Elsewhere other packets are first where flows meet,
