@@ -310,14 +310,16 @@ def answer(folder: Path) -> str:
     """Return the answer."""
     rows = {(facts["link"], facts["mtbf"]): facts for facts in state_gains(folder, "int8")}
     hour, often = rows["cable", "1 h"], rows["cable", "10 min"]
-    worst = worst_outages(folder, "pipeline", PLAIN, codec="int8") or {}
+    ours = {"codec": "int8"} if worst_outages(folder, "pipeline", PLAIN, codec="int8") else {}  # not in the short form
+    worst = worst_outages(folder, "pipeline", PLAIN, **ours) or {}
     both = [each["data"] for mtbf in ("1 h", "10 min") for each in layouts(folder, mtbf) if each["link"] == "cable"]
     words = " In data parallel training all have the state: {:.0%} and {:.0%}."
     data = words.format(*both) if both else ""
-    least = worst_outages(folder, "pipeline", TIMER, codec="int8")
+    least = worst_outages(folder, "pipeline", TIMER, **ours)
     limit = f", {least['mean']:.2f} with TCP's timer limited to 5 s" if least else ""
+    coded = " with int8" if ours else ""
     return (
-        f"An outage of a home costs a pipeline with int8 {worst['mean']:.2f} times its length on average{limit}. A "
+        f"An outage of a home costs a pipeline{coded} {worst['mean']:.2f} times its length on average{limit}. A "
         "lost peer costs its state: behind cable, with checkpoints at another home and a failure per hour, "
         f"{hour['exact']:.0%} of the time is useful training, {hour['ours']:.0%} with states as int8; with one every "
         f"10 minutes, {often['exact']:.0%} and {often['ours']:.0%}.{data}"
