@@ -75,6 +75,6 @@ def test_without_room_for_the_guests_memory(bare: Command) -> None:
     folders = " ".join(("/dev/shm", "/var/tmp", str(small)))
     script = f'for it in {folders}; do mount -t tmpfs -o size=1m none "$it" || exit 9; done; exec "$@"'
     hidden = ["unshare", "--mount", "sh", "-c", script, "sh"]
-    output = said(bare, "virtual", status=1, before=hidden, TMPDIR=str(small))
+    output = said(bare, "virtual", status=2, before=hidden, TMPDIR=str(small))
     assert "no place for" in output
     assert "set TMPDIR to a folder with room" in output
