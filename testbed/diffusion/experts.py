@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,10 @@ from testbed.codecs.contract import Context, MessageKey, Payload
 from testbed.codecs.make import make
 from testbed.diffusion.dit import TOKENS, TOP, Dit, Routing, to_images
 from testbed.diffusion.node import Sampled, SamplingNode, run_together
-from testbed.diffusion.programs import Crossing, Deferred, divide
+from testbed.diffusion.programs import Costs, Crossing, Deferred, divide, trace_of
 from testbed.errors import CodecError, SpecError
 from testbed.jobs.sampling import Action, Actions, Compute, ReceivePart, SamplingJob, SendPart
+from testbed.trace.format import Trace
 
 BLOCK: Final = 16
 """Images per block."""
@@ -275,7 +276,24 @@ def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor
     return at, slot
 
 
-# ---------------------------------------------------------------------- actions
+# ---------------------------------------------------------------------- actions, and traces
+def expert_trace(
+    program: ExpertProgram, own_ns: int, experts_ns: int, frame_bytes: dict[Any, int], *, requests: int = 1
+) -> Trace:
+    """Return the trace of requests, one per step, like `programs.trace_of`.
+
+    Per layer and step, `own_ns` is the time of attention, router and shared expert for a worker's images; `experts_ns`
+    that of its experts for all images, half if only one slot is sent. `frame_bytes`: size of each `Crossing`.
+    """
+
+    def work_ns(action: Compute) -> int:
+        if action.task == "experts":
+            return round(experts_ns * len(program.slots(action.layer, action.step)) / TOP)
+        return own_ns if action.task == "own" else 0
+
+    return trace_of(program.actions(), Costs(work_ns, frame_bytes.__getitem__), requests=requests)
+
+
 def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
     """Yield the actions of a worker."""
     schedule, layers, steps = program.schedule, program.layers, program.steps

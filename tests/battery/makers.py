@@ -45,7 +45,6 @@ from testbed.trace import synthetic
 from testbed.trace.format import RECEIVE, SEND, SIGNAL, WAIT, Lane, Trace
 from testbed.trace.simulate import ideal_steps_ns
 from tests.battery.entries import drawn
-from tests.diffusion.expert_traces import expert_trace
 from tests.specs import text_spec
 
 RATES = CodecRates(bandwidth_bytes_per_s=1e10, operations_per_s=1e11, source="made up")
@@ -322,7 +321,7 @@ def expert_sampling(*, lag: int, synchronous: Any, skip: Any, workers: int) -> T
     """Sampling by experts."""
     program = experts.ExpertProgram(experts.ExpertSchedule(lag, synchronous, skip), workers, 4, 4)
     sizes = {part: drawn(10**5, *part) for _, part in sent_parts(program.actions())}
-    return expert_trace(program, drawn(10**7, "own"), drawn(10**7, "experts"), sizes)
+    return experts.expert_trace(program, drawn(10**7, "own"), drawn(10**7, "experts"), sizes)
 
 
 # ------------------------------------------------------------------ ideals

@@ -10,14 +10,13 @@ from test_diffusion import all_tokens_at_once, lively
 
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, Dit, start
-from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule, sample_experts
+from testbed.diffusion.experts import BLOCK, ExpertProgram, ExpertSchedule, expert_trace, sample_experts
 from testbed.diffusion.node import Sampled
 from testbed.errors import SpecError
 from testbed.metrics.links import Pipes
 from testbed.profiles import load_profile
 from testbed.trace.check import check_trace
 from testbed.trace.simulate import ideal_step_ns
-from tests.diffusion.expert_traces import expert_trace
 
 STEPS, IMAGES = 5, 4 * BLOCK
 SYNCHRONOUS, INTERWEAVED, DISPLACED = (ExpertSchedule(lag) for lag in range(3))

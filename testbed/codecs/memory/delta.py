@@ -23,16 +23,7 @@ from testbed.codecs.dense.integer import Int8
 from testbed.codecs.memory.history import History, following
 from testbed.codecs.wire.header import VISIT_AT, DevicePayload, Shape, check_finite, check_input
 from testbed.codecs.wire.scratch import Scratch
-from testbed.codecs.wrap import (
-    HEADER_BYTES,
-    ClosedLoop,
-    bound_of,
-    decode_as,
-    frame,
-    law_of_bound,
-    open_frame,
-    size_of,
-)
+from testbed.codecs.wrap import HEADER_BYTES, ClosedLoop, bound_of, decode_as, frame, law_of_bound, open_frame, size_of
 from testbed.errors import CodecError
 
 First = Literal["inner", "fp32", "bf16", "half", "byte"]

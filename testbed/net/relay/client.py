@@ -110,11 +110,7 @@ class Relay(Closing):
         self._names = [port.name for port in ports]
         self._speaking = threading.Lock()
         self._process = Child(
-            "testbed.net.relay",
-            request,
-            attempt="start the relay",
-            failure=LabError,
-            fds=descriptors,
+            "testbed.net.relay", request, attempt="start the relay", failure=LabError, fds=descriptors
         )
         self.settings = self._process.answer()
 
