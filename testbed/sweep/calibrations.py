@@ -346,7 +346,8 @@ def main() -> None:
         groups = _groups([subject for group in job.groups for subject in group])
         with hold_machine(lambda message: None):
             done = _run(job.model_copy(update={"groups": groups}))
-        print(done.model_dump_json(), file=answer, flush=True)
+        answer.write(done.model_dump_json() + "\n")
+        answer.flush()
 
     answer, sys.stdout = sys.stdout, sys.stderr  # codecs of the user's may print
     sys.exit(status_of(measure))

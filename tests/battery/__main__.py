@@ -37,6 +37,7 @@ Differences that came when a job became one program; these entries were recorded
 - B, later: "sampling: asyncdiff": its first late step computes on the stage's input, and not on its output.
 - C, later: "consumer-80mbps-bbr" with fp32 and delta-int8: no steps are proved to repeat. The ends of steps are as
   before; times within the last step of fp32 are not, so what had been proved was not so.
+- D, later: `steps` of "old results: asynchronous": a step's loss is the mean over workers, no longer the last one's.
 - D, later: `sizes` of "period" and "DeCo": two messages of one moment arrive in the other order, in old code too.
 - D: `near_ns` of 8. All places now begin at the same nanosecond; each began 1 to 2 us after the one before. Pipelines,
   the ring and an asynchronous period are apart by 8 us at most. Elsewhere other packets are first where flows meet,
