@@ -125,8 +125,7 @@ def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, agai
     for folder in (experiment.all_results, experiment.results, experiment.output):
         make_folder(folder)
     (experiment.output / FILE).unlink(missing_ok=True)  # verdicts must belong to the current results
-    for number, step in enumerate(experiment.steps):
-        stamp = experiment.output / f".step-{number}"
+    for step in experiment.steps:
         if not again and experiment.is_kept(step):
             say(f"{step.words[0]}: done before; --again runs it again")
             continue
@@ -140,7 +139,7 @@ def _make(experiment: Reproduction, cluster: Sequence[str], *, quick: bool, agai
         if status:
             return status if status == 2 else 1
         if step.keeps:
-            stamp.write_text(experiment.stamp(step), "utf8")
+            experiment.stamp_file(step).write_text(experiment.stamp(step), "utf8")
     return 0
 
 

@@ -130,10 +130,12 @@ class TokenWorker(SamplingNode):
         size, (tokens, images, _) = self._model.size, noise.shape
         self._conditions = conditions
         self.pixels, self.velocity = noise.clone(), torch.zeros(tokens, images, TOKEN_PIXELS)
-        self.hidden, self._queries = (torch.zeros(tokens, images, size.width) for _ in range(2))
+        self.hidden, self._queries, self._entered = (torch.zeros(tokens, images, size.width) for _ in range(3))
         self.keys, self.values = (torch.zeros(size.layers, tokens, images, size.width) for _ in range(2))
-        self._entered = -1, self.hidden
-        """The layer that last received hidden states, and these: AsyncDiff's first late step starts there again."""
+        self._first = -1
+        """The layer that takes the hidden states that arrive; `_entered` keeps them: AsyncDiff's first late step starts
+        from them again.
+        """
         self.sender.forget()
         self.receiver.forget()
 
@@ -152,8 +154,8 @@ class TokenWorker(SamplingNode):
                 case "begin":
                     self.hidden[at] = model.begin(self.pixels[at], at)
                 case "project":
-                    if action.layer == self._entered[0]:
-                        self.hidden[at] = self._entered[1][at]
+                    if action.layer == self._first:
+                        self.hidden[at] = self._entered[at]
                     projected = block.project(self.hidden[at], m)
                     self._queries[at], self.keys[action.layer, at], self.values[action.layer, at] = projected
                 case "attend":
@@ -172,14 +174,14 @@ class TokenWorker(SamplingNode):
 
     def receive(self, part: Part, payload: Payload) -> None:
         decoded, places = self.receiver.decode(part, payload), self._tensors(part)
+        if part.kind == "hidden":
+            self._first, places = part.layer, [self._entered[slice(*part.tokens)]]
         if [value.shape for value in decoded] != [place.shape for place in places]:
             raise CodecError(f"cannot use {part}: its tensors have shapes {[tuple(d.shape) for d in decoded]}")
         if self.watch is not None and part.kind == "keys and values":
             self.watch(part, self.sent[part], torch.stack(decoded))
         for place, value in zip(places, decoded, strict=True):
             place.copy_(value)
-        if part.kind == "hidden":
-            self._entered = part.layer, self.hidden.clone()
 
     def _tensors(self, part: Part) -> list[Tensor]:
         """Return views of a part's tensors."""

@@ -101,8 +101,12 @@ class Reproduction(NamedTuple):
 
     def is_kept(self, step: Step) -> bool:
         """Return whether a step's output is here, and need not be made again."""
-        stamp = self.output / f".step-{self.steps.index(step)}"
+        stamp = self.stamp_file(step)
         return step.keeps and stamp.is_file() and stamp.read_text("utf8") == self.stamp(step)
+
+    def stamp_file(self, step: Step) -> Path:
+        """Return the file that holds the stamp of a step's output."""
+        return self.output / f".step-{self.steps.index(step)}"
 
 
 def reproducible() -> dict[str, Path]:
