@@ -87,15 +87,15 @@ def draw(folder: Path) -> Any:
     figure, ((axes,),) = plots.panels(1, 1, (6.6, 3.6))
     fewer = [1, 10, 20]
     axes.plot([1, 20], [1, 20], color=style.MUTED, lw=0.9, ls=":")
-    at: Any = {"rotation": 29, "color": style.MUTED, "size": 8, "ha": "center"}
-    axes.annotate("speed-up equal to the reduction of bytes", (11.2, 11.9), **at)
+    at: Any = {"rotation": 26, "rotation_mode": "anchor", "color": style.MUTED, "size": 8, "ha": "center"}
+    axes.annotate("speed-up equal to the reduction of bytes", (6.4, 6.9), **at)
     for schedule, colour, name, down in (("gpipe", "#0072b2", "GPipe", 6), ("1f1b", "#e69f00", "1F1B", -15)):
         speed = ours[schedule] / ours[schedule]["bf16"]
         axes.plot(fewer, speed, "o-", color=colour)
         note(axes, name, (15, speed.iloc[1:].mean()), (0, down), color=colour, ha="right")
     said = [PUBLISHED[codec] / PUBLISHED["bf16"] for codec in NAMES]
     axes.plot(fewer, said, "s", color=style.INK, mfc="none")
-    note(axes, "published", (10, said[1]), (8, -3))
+    note(axes, "published", (20, said[2]), (-8, -3), ha="right")
     bound = compute_bound(folder) / ours.gpipe["bf16"]
     plots.level(axes, bound, "GPUs without a network", at=0)
     axes.set(xlabel="times fewer bytes than dense bf16", ylabel="speed-up over the dense run", ylim=(0, 21))

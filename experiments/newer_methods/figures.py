@@ -39,7 +39,7 @@ COLOURS = {
     "stages, PowerSGD": "#e69f00",
     "stages, rvq": "#d55e00",
 }
-ABOVE = {"DiLoCo": -1.3, "DiLoCo, 2 bits": 1.3, "NoLoCo": 1.3, "DiLoCo, 30 steps": -3.6, "PowerSGD": 1.7}
+ABOVE = {"DiLoCo": -2.5, "DiLoCo, 2 bits": 1.3, "NoLoCo": 1.3, "DiLoCo, 30 steps": -1.2, "PowerSGD": 1.7}
 """Labelled above or below, so many lines away; the others on their right."""
 EQUAL = 0.05
 """Nats that count as no worse: more than five seeds can detect (`power`)."""
@@ -170,7 +170,7 @@ def covenant(folder: Path) -> str:
 # ------------------------------------------------------------------ figures
 def draw(folder: Path) -> Figure:
     """Draw the losses against the bits sent, of workers and of stages."""
-    figure, (row,) = plots.panels(1, 2, (9.6, 4.0))
+    figure, (row,) = plots.panels(1, 2, (10.6, 4.8))
     names = list(results(folder).method.unique())
     for axes, column, inside in (
         (row[0], "sent_bits", [name for name in names if not name.startswith(STAGES)]),
@@ -188,7 +188,7 @@ def draw(folder: Path) -> Figure:
         places = sorted({float(f"{of(folder, name, column):.2g}") for name in inside})
         axes.set_xscale("log")
         axes.set_xlim(places[0] / 1.5, places[-1] * 1.9)
-        kept = [place for place, after in zip(places, [*places[1:], 1e9], strict=True) if after / place > 1.3]
+        kept = [place for place, after in zip(places, [*places[1:], 1e9], strict=True) if after / place > 1.41]
         plots.ticks(axes.xaxis, kept, "{:g}".format)
         axes.set_ylabel("validation loss, nats")
         floors.draw_floors(axes, HERE, corner=(0, 1))

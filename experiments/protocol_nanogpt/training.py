@@ -177,8 +177,9 @@ def draw(axes: Axes, folder: Path) -> None:
         plots.curve(axes, rows, "step", "loss", _COLOURS[str(codec)], "", dash=dash, alpha=0.35)
         ends = list(losses.last(str(codec), int(steps)).values())
         found = plots.ErrorBar(sum(ends) / len(ends), (min(ends), max(ends)))
-        plots.estimates(axes, [(steps, found)], _COLOURS[str(codec)], label=name, hollow=dash == "--", ms=7)
+        size = 10 if codec == LOW_RANK else 7  # it ends where the subspace does
+        plots.estimates(axes, [(steps, found)], _COLOURS[str(codec)], label=name, hollow=dash == "--", ms=size)
     axes.axhline(losses.loss, color=_COLOURS[DENSE], lw=0.8, ls=":")
     floors.draw_floors(axes, HERE)
     axes.set(xlabel="optimiser steps", ylabel="validation loss, nats per token")
-    axes.legend()
+    axes.legend(loc="upper right", bbox_to_anchor=(1, 0.93))

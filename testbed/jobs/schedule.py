@@ -36,13 +36,7 @@ def depth(schedule: ScheduleName, *, stage: int, stages: int, microbatches: int,
 
 
 def actions(
-    schedule: ScheduleName,
-    *,
-    stage: int,
-    stages: int,
-    microbatches: int,
-    in_flight: int,
-    accumulation: int = 1,
+    schedule: ScheduleName, *, stage: int, stages: int, microbatches: int, in_flight: int, accumulation: int = 1
 ) -> tuple[Action, ...]:
     """Return all actions of one step at one stage (0-based), in order.
 

@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean
 from typing import Literal, Self
 
 from rich.console import Console, Group, RenderableType
@@ -41,6 +43,8 @@ class Turn:
     """One run of the sweep. Times and rates are those of the emulated world."""
 
     cell: Cell
+    network: str = ""
+    expected_s: float | None = None
     state: Literal["waiting", "running", "ok", "failed", "interrupted", "left out"] = "waiting"
     phase: str = ""
     done: int = 0
@@ -71,13 +75,13 @@ class SweepProgress(Closing):
 
     def __init__(self, console: Console, cells: Sequence[Cell], expected_s: Mapping[str, float] | None = None) -> None:
         """`cells`: in the order of their runs; `expected_s`: estimated duration of a run, by cell id."""
-        self.turns = [Turn(cell) for cell in cells]
+        expected = expected_s or {}
+        self.turns = [Turn(cell, cell.network, expected.get(cell.id)) for cell in cells]
         self.current = -1
         """Index of the current or last turn."""
         self.tokenising: tuple[str, float] | None = None
         """The name of the text that is being tokenised, and the share that is done."""
         self._console = console
-        self._expected_s = dict(expected_s or {})
         self._began = 0.0
         self._live: Live | None = None
         if console.is_terminal:
@@ -184,22 +188,24 @@ class SweepProgress(Closing):
         return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {cell.network}{mark}"
 
     def left_s(self) -> float:
-        """Return the time left in seconds; 0 if unknown."""
-        left = sum(self._takes_s(turn.cell) or 0.0 for turn in self.turns if turn.state == "waiting")
-        if self.current >= 0 and self._turn.state == "running":
-            left += max(0.0, (self._takes_s(self._turn.cell) or 0.0) - (time.monotonic() - self._began))
-        return left
+        """Return the time left in seconds; 0 if unknown.
 
-    def _takes_s(self, cell: Cell) -> float | None:
-        """Estimate the duration of a run of this cell: the mean over the same network in this sweep, else the expected
-        duration, else the mean of all runs.
+        A run takes the mean over the same network in this sweep, else as long as expected, else the mean of all runs.
         """
-        ended = [turn for turn in self.turns if turn.state == "ok" and turn.took_s is not None]
-        alike = [turn for turn in ended if turn.cell.network == cell.network]
-        if not alike and cell.id in self._expected_s:
-            return self._expected_s[cell.id]
-        took = [turn.took_s or 0.0 for turn in alike or ended]
-        return sum(took) / len(took) if took else None
+        took: dict[str, list[float]] = {}
+        for turn in self.turns:
+            if turn.state == "ok" and turn.took_s is not None:
+                took.setdefault(turn.network, []).append(turn.took_s)
+        alike = {network: fmean(each) for network, each in took.items()}
+        other = fmean(chain.from_iterable(took.values())) if took else 0.0
+
+        def takes_s(turn: Turn) -> float:
+            return alike.get(turn.network, other if turn.expected_s is None else turn.expected_s)
+
+        left = sum(takes_s(turn) for turn in self.turns if turn.state == "waiting")
+        if self.current >= 0 and self._turn.state == "running":
+            left += max(0.0, takes_s(self._turn) - (time.monotonic() - self._began))
+        return left
 
 
 # ---------------------------------------------------------------------- the live view

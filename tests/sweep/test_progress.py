@@ -78,6 +78,23 @@ def test_time_left_is_that_of_the_runs_to_come() -> None:
     assert SweepProgress(Console(file=io.StringIO()), cells).left_s() == 0
 
 
+def test_runs_are_not_compared_with_each_other_for_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of 1,888 runs spent most of its main process on that."""
+    cells = [cell("fp32")] * 100
+    asked: list[str] = []
+
+    def network(one: Cell) -> str:
+        asked.append(one.codec)
+        return "cable"
+
+    monkeypatch.setattr(Cell, "network", property(network))
+    with SweepProgress(Console(file=io.StringIO()), cells) as watch:
+        for one in cells:
+            watch.begin(one)
+            watch.end(one, summary(one))
+    assert len(asked) <= 10 * len(cells)
+
+
 def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
     cells = [cell(codec, steps=8 + index) for index in range(30) for codec in ("fp32", "int8")]
     watch = SweepProgress(Console(file=io.StringIO()), cells)
