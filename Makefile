@@ -1,11 +1,11 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
-# make check    run the tests that need no privilege, no network and little time: 40 processor minutes at worst
+# make check    run the tests that need no privilege, no network and little time
 # make test     test what this machine can test, with a rotating quarter of the slow tests: four runs in a row cover them
 #               all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). Tests decided by time run in
 #               a guest with a virtual clock
 # make examples test what needs hivemind, Flower, torchft, ns-3 or Ray, in an environment of its own; needs no root
 # make gpu-checks  check a GPU: tests, speed, losses, codecs, a training; at most 25 minutes; needs a torch with CUDA
-# make lint     check style, types and who imports whom
+# make lint     check style, types, who imports whom, and that no generated page is stale
 # make clean    remove what these made; results stay
 #
 # PYTHON=...    the Python that .venv is made with (3.11 or newer)
@@ -64,6 +64,7 @@ lint: .venv/.lint
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/python -m testbed docs --check
 
 # torch first and alone: it is by far the largest, and its constraint also fits a build of one's own (2.13.0+cpu).
 .venv/.test: .venv/.python pyproject.toml constraints.txt

@@ -90,12 +90,16 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 TOGETHER = {
+    "tests/hostile/test_calibrations_passed_in.py",
     "tests/runtime/test_host.py",
     "tests/report/test_browser.py",
+    "tests/report/test_experiment_tables.py",
+    "tests/report/test_maps.py",
     "tests/report/test_page.py",
     "tests/sweep/test_laws.py",
     "tests/sweep/test_played.py",
     "tests/sweep/test_smollm2.py",
+    "tests/sweep/test_trainings.py",
     "tests/test_shell.py",
 }
 """Files whose tests share a set-up that costs more than a second. (xdist_group does not work with pytest 9.2.)"""

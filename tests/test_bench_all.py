@@ -90,6 +90,7 @@ def test_another_format_and_impossible_values_are_refused(changed: dict[str, Any
     assert "measure again" in str(error.value)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     content = bytearray(FILE.model_dump_json().encode())

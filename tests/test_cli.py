@@ -36,6 +36,7 @@ def test_lists_are_complete(tmp_path: Path) -> None:
         assert all(said in rows[name] for said in (row.size, row.state, row.summary, row.source))
 
 
+@pytest.mark.slow
 def test_a_codec_is_shown_with_its_parameters_and_what_its_code_says(tmp_path: Path) -> None:
     for name, entry in CODECS.items():
         shown = CliRunner().invoke(make_app(), ["codecs", "show", name])
@@ -47,6 +48,7 @@ def test_a_codec_is_shown_with_its_parameters_and_what_its_code_says(tmp_path: P
     assert "did you mean 'int8'?" in _refused(tmp_path, "codecs", "show", "int9")
 
 
+@pytest.mark.slow
 def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
     assert "'sweep'" in _refused(tmp_path, "swep")
     assert "--quick" in _refused(tmp_path, "sweep", "--qick")
@@ -55,6 +57,7 @@ def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> 
     assert "did you mean 'default'?" in _refused(tmp_path, "plan", "defautl")
 
 
+@pytest.mark.slow
 def test_what_would_be_ignored_or_lost_at_the_end_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     durations = ROOT / "experiments" / "default" / "calibration.json"

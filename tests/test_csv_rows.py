@@ -60,6 +60,7 @@ def test_a_table_is_as_it_was_where_a_row_cannot_be_made(tmp_path: Path) -> None
     assert read_rows(path) == [("0.1",)]
 
 
+@pytest.mark.slow
 def test_a_program_that_loads_torch_may_train_without_more_words(tmp_path: Path) -> None:
     """A sweep's children get one thread from it; a program that trains in its own process has to do so itself."""
     program = tmp_path / "program.py"

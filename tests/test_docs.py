@@ -1,4 +1,4 @@
-"""Pages that are generated from tables: none is stale, and one that is gets named and generated anew."""
+"""Pages that are generated from tables: one that is stale gets named and generated anew (`make lint` finds those)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from testbed.cli import make_app
 from testbed.codecs.catalogue.table import ROWS
 from testbed.commands import docs
 from testbed.errors import UserError
-
-
-def test_no_page_is_stale() -> None:
-    assert [str(path.relative_to(docs.ROOT)) for path, _ in docs.stale_pages()] == [], "run python -m testbed docs"
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:

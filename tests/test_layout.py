@@ -6,6 +6,8 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[1] / "testbed"
 MODULES = {path.relative_to(PACKAGE): path.read_text(encoding="utf8") for path in sorted(PACKAGE.rglob("*.py"))}
 TWICE = 8
@@ -22,6 +24,7 @@ def test_hardly_a_class_name_stands_twice() -> None:
     assert len(twice) <= TWICE, twice
 
 
+@pytest.mark.slow
 def test_no_module_is_too_long_to_read() -> None:
     def lines(text: str) -> int:
         tree = ast.parse(text)

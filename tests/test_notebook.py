@@ -63,6 +63,7 @@ def test_an_experiment_is_a_frame_of_runs(run: Run) -> None:
         testbed.load("nowhere")
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"exit status 2.*no codec 'int9'; did you mean 'int8'"):
         testbed.run_cell("int9", folder=tmp_path, engine="relay", quiet=True)

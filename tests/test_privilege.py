@@ -118,6 +118,7 @@ def test_a_fake_does_not_go_unnoticed(fakes: Path) -> None:
     note.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status"),
     [

@@ -84,6 +84,7 @@ def test_a_child_that_takes_too_long_is_killed() -> None:
     assert not is_running(asked.pid)
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
     """Half-built owners of a child have nothing to close yet, and the next question must not get the old answer."""
     before = set(Path("/proc/self/fd").iterdir())
@@ -100,6 +101,7 @@ def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_end_with_its_input_is_killed_when_it_is_closed() -> None:
     with child("sleep") as asked:
         asked.answer()
@@ -124,6 +126,7 @@ with Ends(["fp32"]) as ends:
 """It may never end: the kit's time limit dies with the kit."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [A_CHILD, A_CODEC], ids=["a child", "a process that holds a codec"])
 def test_what_was_started_dies_with_a_killed_parent(code: str) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:

@@ -113,6 +113,7 @@ class Folder:
         return self.random.choice(files) if files else None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kept_at_once")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_folder_with_its_file_says_what_its_runs_say(tmp_path: Path, template: Path, seed: int) -> None:

@@ -39,6 +39,7 @@ def test_every_provider_gets_its_processors_and_memory() -> None:
         assert "memory" in block, name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("vagrant"), reason="needs vagrant")
 def test_vagrant_accepts_the_file_and_refuses_a_slip_in_it(tmp_path: Path) -> None:
     environment = {

@@ -29,6 +29,7 @@ def _as_torch_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(before[1])
 
 
+@pytest.mark.slow
 def test_every_trace_is_what_it_was() -> None:
     made = {name: make() for name, make in traces.traces().items()}
     assert len(made) > 1500

@@ -72,6 +72,7 @@ def asked(name: str, which: str, ends: Ends) -> CheckResult:
     return ask(check, subject_of(f"cheats:{name}", "forward", ends))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_caught_and_what_was_seen_is_named(name: str, ends: Ends) -> None:
     which, words = CHEATS[name]
@@ -80,6 +81,7 @@ def test_a_cheat_is_caught_and_what_was_seen_is_named(name: str, ends: Ends) -> 
     assert words in found.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEADLY)
 def test_one_that_ends_its_process_fails_and_the_kit_goes_on(name: str) -> None:
     with Ends([f"cheats:{name}", "fp32"], warm=False, limit_s=5.0) as ends:
@@ -141,6 +143,7 @@ def test_without_namespaces_the_kit_says_so_and_still_refuses() -> None:
     assert lines == ["namespaces of their own: Operation not permitted", "FAIL", "PASS"]
 
 
+@pytest.mark.slow
 def test_what_every_process_tries_is_counted_once_and_forgotten(ends: Ends) -> None:
     assert asked("HidesInASocket", TWO_ENDS, ends).verdict == "FAIL"
     assert (ends.refused, ends.noticed, ends.printed) == ({}, {}, b"")

@@ -28,6 +28,7 @@ def errors(text: str, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["int8", "int4"])
 def test_the_closed_loop_is_bounded_for_a_thousand_steps_and_the_open_one_grows(inner: str) -> None:
     closed, opened = errors(f"delta({inner}, fp32)", 1000), errors(f"delta-open({inner}, fp32)", 1000)

@@ -86,6 +86,7 @@ def test_the_largest_scale_is_the_largest_bf16_number_whose_reach_is_finite(leve
 
 # ------------------------------------------------------------------ bytes
 # ------------------------------------------------------------------ laws
+@pytest.mark.slow
 @given(
     row=st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=20),
     number=st.sampled_from(WIDTHS),

@@ -89,6 +89,7 @@ def _specs() -> st.SearchStrategy[CodecSpec]:
     )
 
 
+@pytest.mark.slow
 @given(_specs())
 @settings(max_examples=300, deadline=None)
 def test_what_is_written_is_read_back(one: CodecSpec) -> None:
@@ -104,6 +105,7 @@ _PAIRS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.lists(_PAIRS, min_size=3, max_size=3))
 @settings(max_examples=100, deadline=None)
 def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs: list[CodecPair]) -> None:

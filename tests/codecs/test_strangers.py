@@ -83,6 +83,7 @@ def asked(name: str, which: str, ends: Ends) -> CheckResult:
     return ask(found, subject)
 
 
+@pytest.mark.slow
 def test_a_stranger_who_keeps_the_rules_passes(ends: Ends) -> None:
     found = list(check_codec("strangers:Good", ends))
     assert [one for one in found if one.verdict == "FAIL"] == []
@@ -101,6 +102,7 @@ def test_one_that_changes_the_model_and_keeps_the_rules_passes(name: str, ends: 
     assert passed == (always | {"nothing lost", "weights stay"} if name == "Exact" else always)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_codec_fails_where_it_is_broken(name: str, ends: Ends) -> None:
     found = asked(name, BROKEN[name], ends)
@@ -111,6 +113,7 @@ def test_every_check_has_found_a_broken_codec() -> None:
     assert {one.name for one in CHECKS} == set(BROKEN.values())
 
 
+@pytest.mark.slow
 def test_messages_say_what_was_seen(ends: Ends) -> None:
     assert "not in the payload" in asked("HidesTheTensor", "nothing hidden, both ends alike", ends).detail
     assert "allocated memory based on them" in asked("TrustsItsHeader", "hostile bytes", ends).detail

@@ -274,6 +274,7 @@ def test_a_basis_is_carried_once_and_hostile_ones_are_refused() -> None:
     assert not torch.equal(received.basis, before)
 
 
+@pytest.mark.slow
 def test_the_wide_model_learns_as_many_parameters_through_40_channels_as_the_plain_one_does() -> None:
     """What experiments/protocol_nanogpt compares."""
     plain, wide = (stages_of("gpt2", 4, model=model) for model in ("gpt2-mini", "gpt2-mini-wide"))

@@ -127,6 +127,7 @@ def test_all_tokens_at_once_is_the_same_model() -> None:
     assert torch.equal(to_images(to_tokens(unsplit())), unsplit())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "displaced"])
 @pytest.mark.parametrize("codec", ["compactfusion(onebit)", "compactfusion(lowrank(int4, rank=4), first=byte)"])
 def test_the_bases_of_owner_and_receivers_agree_after_every_step_and_go_with_the_request(name: str, codec: str) -> None:
@@ -153,6 +154,7 @@ def test_the_bases_of_owner_and_receivers_agree_after_every_step_and_go_with_the
     assert first.frame_bytes == again.frame_bytes
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_formula_and_a_payload_goes_round_the_ring_as_it_is() -> None:
     of, width = program("ring", 4), model().size.width
     found = sampled(of, "compactfusion(onebit, first=half)").frame_bytes
@@ -225,6 +227,7 @@ def test_frechet_distance_is_that_of_normal_distributions() -> None:
     assert quality.relative_l2(2 * a, a) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dit-digits-nano", "dit-digits-moe-nano"])
 def test_training_learns_and_repeats(name: str) -> None:
     losses = [train(build_dit(SIZES[name], 0), 12)[1][-1].loss for _ in range(2)]

@@ -293,6 +293,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -25,6 +25,7 @@ def cells():  # type: ignore[no-untyped-def]
     return plan.cells(plan.load_experiment(NAME), "netem")
 
 
+@pytest.mark.slow
 def test_a_whole_grid_and_every_shipped_profile_for_each_codec_and_device(cells) -> None:  # type: ignore[no-untyped-def]
     networks = {cell.network: cell.profiles[0] for cell in cells}
     grid = [profile for name, profile in networks.items() if name.startswith("link-")]
@@ -49,6 +50,7 @@ def test_every_codec_has_a_cost_on_every_device(cells) -> None:  # type: ignore[
                 assert decode > 0
 
 
+@pytest.mark.slow
 def test_the_maps_are_drawn(tmp_path: Path) -> None:
     results, output = write_grid(tmp_path / "results"), tmp_path / "drawn"
     said = draw(FOLDER, results, output)

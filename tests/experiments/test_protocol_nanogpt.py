@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from testbed.report import publishing
 from tests.commands import Command
@@ -13,6 +14,7 @@ from tests.commands import Command
 FOLDER = Command.shipped / "protocol_nanogpt"
 
 
+@pytest.mark.slow
 def test_no_number_stands_for_a_step_that_was_not_played(tmp_path: Path) -> None:
     for path in FOLDER.glob("*.csv"):
         shutil.copy(path, tmp_path)

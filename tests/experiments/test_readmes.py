@@ -19,6 +19,7 @@ _NUMBER = re.compile(r"[~*`(]*[-+\N{MINUS SIGN}]?\d")
 _MENDED_BY = "python -m testbed docs writes it again from the CSVs beside it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", _PROGRAMS, ids=lambda path: path.parent.name)
 def test_a_readme_is_what_its_figures_program_makes_of_the_csvs(program: Path) -> None:
     stale = [str(path.relative_to(docs.ROOT)) for path, _ in docs.stale_in_experiment(program.parent)]

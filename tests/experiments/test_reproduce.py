@@ -74,6 +74,7 @@ def _files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_verdicts_are_those_of_the_results_and_finished_programs_are_kept(command: Command, counting: Path) -> None:
     before = _files(counting)
     said = command.finish("reproduce", "counting")
@@ -105,6 +106,7 @@ def test_verdicts_are_those_of_the_results_and_finished_programs_are_kept(comman
     assert "nothing" in next(line for line in listed.splitlines() if line.startswith("counting"))
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_ends_it_with_status_1_or_its_user_s_2(command: Command, counting: Path) -> None:
     drawn = command.folder / "results" / "counting" / "drawn"
     command.finish("reproduce", "counting")
@@ -118,6 +120,7 @@ def test_a_step_that_fails_ends_it_with_status_1_or_its_user_s_2(command: Comman
     assert "neither 'testbed' nor a .toml or .py" in command.finish("reproduce", "counting", status=2)
 
 
+@pytest.mark.slow
 def test_short_forms_run_side_by_side_and_are_told_in_order(command: Command, counting: Path) -> None:
     for name in ("adding", "dividing"):
         shutil.copytree(counting, counting.with_name(name))

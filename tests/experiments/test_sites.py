@@ -80,6 +80,7 @@ def test_what_was_trained_with_the_absences_that_were_played_is_kept(
     assert texts(folder) == texts(FOLDER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alter", "refusals"),
     [

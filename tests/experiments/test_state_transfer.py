@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from testbed.report import publishing, style
 from tests.commands import Command
 
@@ -9,6 +11,7 @@ NAME = "state_transfer"
 FOLDER = Command.shipped / NAME
 
 
+@pytest.mark.slow
 def test_every_state_was_judged_and_played_through_all_its_codecs() -> None:
     with publishing.figures_program(FOLDER) as figures, style.applied():
         tables = figures.measured(FOLDER)

@@ -31,6 +31,7 @@ def test_what_chooses_is_live_on_the_virtual_clock_and_the_rest_is_played_over_t
     assert len({(one.workload, one.pipeline, one.training, one.compute) for one in cells}) == 1
 
 
+@pytest.mark.slow
 def test_its_figures_and_verdicts(tmp_path: Path) -> None:
     home, output = results.make_folder(tmp_path / "results"), tmp_path / "drawn"
     cells = []

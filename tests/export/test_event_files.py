@@ -11,6 +11,7 @@ from testbed.export import export, runs_to_export
 from testbed.metrics import loss_curve, validation_curve
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_what_the_records_hold(experiment: Path, tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for _ in range(2):  # a second export replaces the first
@@ -32,6 +33,7 @@ def test_tensorboard_reads_what_the_records_hold(experiment: Path, tmp_path: Pat
         assert events.Scalars("step/payload bytes")[0].value == np.float32(payload)
 
 
+@pytest.mark.slow
 def test_without_tensorboard_one_message_says_what_to_install(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_every_table_can_be_made(experiment: Path) -> None:
         assert set(names) - made <= known
 
 
+@pytest.mark.slow
 @TABLES
 def test_files_read_back_as_the_frame(experiment: Path, written: Path, table: str) -> None:
     """CSV and Parquet hold bit for bit the same numbers, in columns of the types that columns.csv states."""

@@ -16,6 +16,7 @@ from tests.fuzz.parsers import PARSERS, Parser
 FOUND = sorted(CORPUS.glob("*/*.bin"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_parser_refuses_or_reads(name: str) -> None:
     first = 0 if os.environ.get("CI") else random.SystemRandom().randrange(1_000_000)
@@ -35,6 +36,7 @@ def _planted(raw: bytes) -> object:
     raise SpecError(f"refused {raw!r} \x1b")
 
 
+@pytest.mark.slow
 def test_the_fuzzer_finds_what_was_planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARSERS, "planted", Parser("", lambda: [b"1 2 3"], _planted))
     monkeypatch.setattr(engine, "CORPUS", tmp_path)

@@ -93,6 +93,7 @@ def test_it_is_checked_before_anything_is_trained(tmp_path: Path, monkeypatch: p
         playing.play_cells([what], tmp_path, means, SweepProgress(Terminal(), [what]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ns", [0, -5, 10**30, 10**15 + 1])
 def test_a_duration_that_no_action_has_is_refused(ns: int, tmp_path: Path) -> None:
     recipe, costs = _pipeline()

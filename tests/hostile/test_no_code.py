@@ -41,12 +41,14 @@ def _states(call: ast.Call, keyword: str, value: object) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_torch_loads_weights_only() -> None:
     loads = [(where, call) for where, call in _calls() if _name(call) == "torch.load"]
     assert loads
     assert [where for where, call in loads if not _states(call, "weights_only", True)] == []
 
 
+@pytest.mark.slow
 def test_numpy_loads_no_objects() -> None:
     loads = [
         (where, call)
@@ -57,6 +59,7 @@ def test_numpy_loads_no_objects() -> None:
     assert [where for where, call in loads if any(each.arg == "allow_pickle" for each in call.keywords)] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_evaluated_or_unpickled() -> None:
     wrong = (
         "eval",
@@ -75,6 +78,7 @@ def test_nothing_is_evaluated_or_unpickled() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_pickle_is_imported_for_its_error_alone() -> None:
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):

@@ -100,6 +100,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "least"),
     [
@@ -125,6 +126,7 @@ def test_a_page_shows_strings_of_files_as_text(
     assert shown >= least
 
 
+@pytest.mark.slow
 def test_a_figure_shows_strings_of_files_as_text(attacked: Path) -> None:
     write_report(attacked, attacked / "drawn.html")
     for path in attacked.rglob("*.svg"):

@@ -98,6 +98,7 @@ def test_an_error_quotes_a_file_safely(attack: str) -> None:
         assert not CONTROL & set(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_trace_show_prints_what_a_trace_says(attack: str, tmp_path: Path) -> None:
     lane = Lane(0, f"lane {attack}")
@@ -129,6 +130,7 @@ PRINTERS = {
 }
 
 
+@pytest.mark.slow
 def test_only_the_terminal_prints() -> None:
     """Each other module that prints is listed with the reason why it can."""
     root = Path(testbed.__file__).parent

@@ -53,6 +53,7 @@ EXPERIMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_an_experiment_file(tmp_path: Path, change: tuple[str, str, str]) -> None:
     before, after, message = change
@@ -67,6 +68,7 @@ def test_an_experiment_file_without_end(tmp_path: Path) -> None:
     _refused(tmp_path, "plan", "sweep.toml", message="too large")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -172,6 +174,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     _refused(tmp_path, "rate-trace", "generate", "cellular", *flags, message="No space left on device")
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_figures_are_drawn(tmp_path: Path) -> None:
     program = tmp_path / "figures.py"
     program.write_text(

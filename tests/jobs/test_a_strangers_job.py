@@ -36,12 +36,14 @@ def run_testbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.slow
 def test_its_plan_names_every_cell(folder: Path) -> None:
     planned = run_testbed(folder, "plan", "mine/sweep.toml")
     assert planned.returncode == 0, planned.stderr
     assert "3 nodes" in planned.stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_kind_is_refused_by_name(folder: Path) -> None:
     refused = run_testbed(folder, "plan", "mine/sweep.toml", "--set", "job.kind=my_jobs:SplitLearning")
     assert refused.returncode == 2

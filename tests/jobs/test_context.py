@@ -139,6 +139,7 @@ def unsplit(tokens: str, of: Recipe, chunks: int) -> tuple[list[float], list[flo
     return losses, norms, [parameter.detach() for parameter in learned]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "nodes", "more"),
     [
@@ -161,6 +162,7 @@ def test_it_is_one_node_with_the_same_chunks_of_queries(
     assert all(map(torch.equal, run.weights, weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["direct", "chain"])
 def test_links_change_nothing(tokens: str, exchange: str) -> None:
     of = recipe(nodes=4, exchange=exchange, validation_batches=2, codec="int8")
@@ -197,6 +199,7 @@ def exact(tokens: str) -> Trained:
     return trained(tokens, recipe(nodes=2, weights="bf16"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "more"),
     [
@@ -242,6 +245,7 @@ def test_gradients_have_the_codec_of_their_direction_and_noise_of_their_own(toke
         assert {kind.named(half).direction for half in _halves(key)} == {kind.named(key).direction}
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_exchanges(tokens: str) -> None:
     """Each of 6 pairs of 4 nodes gets keys and values once a layer, and gives their gradients back."""
     spec, n = recipe().workload, 4

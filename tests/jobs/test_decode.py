@@ -145,6 +145,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [{}, OVER_LINKS], ids=["together", "links"])
 @pytest.mark.parametrize(("model", "cut"), CUTS)
 def test_any_cut_and_any_link_choose_what_the_whole_model_does(
@@ -210,6 +211,7 @@ class TwoSteps(Ending):
         return number < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guessing", [{}, {"draft": "llama-nano", "speculate": 3}], ids=["plain", "guessing"])
 def test_over_sockets_the_tokens_are_the_same(tokens: str, guessing: dict[str, Any]) -> None:
     setting = setting_of(tokens, codec="int4", model="llama-nano", requests=2, stages=3, **guessing)
@@ -225,6 +227,7 @@ def test_over_sockets_the_tokens_are_the_same(tokens: str, guessing: dict[str, A
         assert torch.equal(nodes[2].requests[number].ids, together.tokens[1, number])
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_messages_and_decisions_of_the_training(tokens: str, tmp_path: Path) -> None:
     # Where activations are coded the draft model is wrong now and then.
     setting = setting_of(
@@ -245,6 +248,7 @@ def test_a_trace_has_the_messages_and_decisions_of_the_training(tokens: str, tmp
     assert sizes == sorted(len(each.message.payload) + len(each.note) + HEADER_BYTES for each in trained.sends)
 
 
+@pytest.mark.slow
 def test_what_is_coded_is_smaller_and_costs_quality(tokens: str) -> None:
     runs = {
         codec: Run(setting_of(tokens, codec=codec, model="llama-nano", stages=3)) for codec in ("fp32", "int8", "int4")

@@ -77,6 +77,7 @@ def simulated_s(schedule: str, draw: Any) -> float:
     return max(ended) / STEPS / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("varied", "draw"),
@@ -101,6 +102,7 @@ def test_a_pipeline_pays_the_expected_maximum(schedule: str, varied: Any, draw: 
     assert ours_s > 1.05 * mean * simulated_s(schedule, lambda ns: ns)
 
 
+@pytest.mark.slow
 def test_the_recursion_is_right_where_nothing_is_drawn() -> None:
     for schedule in ("gpipe", "1f1b"):
         expected_s = ((PARTS + STAGES - 1) * (NS["forward"] + NS["backward"]) + NS["update"]) / 1e9
@@ -108,6 +110,7 @@ def test_the_recursion_is_right_where_nothing_is_drawn() -> None:
         assert step_ends(schedule, paced())[-1] / STEPS / 1e9 == pytest.approx(expected_s)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_nanoseconds_and_another_seed_others() -> None:
     ours, same, other = (step_ends("1f1b", paced(spread=LOGNORMAL, seed=seed)) for seed in (3, 3, 4))
     assert ours == same

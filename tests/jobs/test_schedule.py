@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,7 @@ def test_step_time_without_latency(
     assert simulate(orders, forward, backward) == (microbatches + stages - 1) * (forward + backward)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 6), small, st.integers(0, 5))
 def test_more_in_flight_hides_latency_until_it_is_gpipe_s_time(stages: int, microbatches: int, latency: int) -> None:
     times = [simulate(all_stages("1f1b", stages, microbatches, flight), latency=latency) for flight in range(1, 60)]

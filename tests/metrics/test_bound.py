@@ -63,6 +63,7 @@ def test_links_exactly_as_asked_move_nothing() -> None:
     assert found.step
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     quantity=st.sampled_from(sorted(OFF)),
@@ -75,6 +76,7 @@ def test_a_larger_deviation_has_no_smaller_bound(quantity: str, offs: list[float
     assert less <= more + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     slower=st.floats(0, 0.5),

@@ -17,6 +17,7 @@ UNSHAPED = profile("unshaped")
 MICROSECONDS = st.integers(1, 9_000).map(lambda count: 1000 * count)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     shape=st.fixed_dictionaries(

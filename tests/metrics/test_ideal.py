@@ -94,6 +94,7 @@ def test_one_message_each_way_over_links_of_their_own() -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, first=links, second=links, third=links)
 def test_a_line_has_one_pipe_each_way_between_neighbours(

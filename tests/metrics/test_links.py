@@ -118,6 +118,7 @@ def packet_ns(link: LinkProfile) -> float:
     return 12e12 / min(link.up.rate_bps, link.down.rate_bps)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(star=stars, messages=st.lists(sends, min_size=1, max_size=8))
 @example(  # the third fills up the second's packet, which by packets is still behind the first

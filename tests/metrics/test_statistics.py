@@ -37,6 +37,7 @@ def test_an_interval_holds_the_median_and_lies_within_the_values(values: list[fl
     assert found.value == pytest.approx(np.median(values))
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_true_median_about_as_often_as_they_say() -> None:
     assert coverage([statistics.of_steps(noise(60, seed)) for seed in range(150)], 1.0) > 0.9
     assert coverage([statistics.of_steps(noise(120, seed, 0.5)) for seed in range(100)], 1.0) > 0.8

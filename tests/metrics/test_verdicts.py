@@ -55,6 +55,7 @@ def test_a_claim_against_its_own_opposite_is_never_upheld_twice() -> None:
         assert {one.verdict, other.verdict} != {"fails"}
 
 
+@pytest.mark.slow
 def test_a_wrong_claim_is_upheld_no_more_often_than_the_interval_says() -> None:
     """The truth lies just beyond the effect: one interval in 40 may say otherwise."""
     rng = np.random.default_rng(1)

@@ -81,6 +81,7 @@ def test_where_it_does_not_end_before_the_run_does_that_is_said() -> None:
     assert "no later step as before" in describe_worst_step(worst)
 
 
+@pytest.mark.slow
 def test_it_is_told_in_the_time_of_the_emulated_world() -> None:
     """A dilated lab is slower by the factor, and so are the links' times."""
     slower = 4

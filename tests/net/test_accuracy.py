@@ -134,6 +134,7 @@ def test_results_survive_their_file_and_become_a_page_in_the_grid_s_order() -> N
         assert len(widths) <= 1
 
 
+@pytest.mark.slow
 def test_busy_loops_end_with_their_block_and_take_every_processor() -> None:
     def ticks() -> int:
         return sum(int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:3])

@@ -187,6 +187,7 @@ RICH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effects", RICH)
 def test_an_exact_link_with_effects_passes_whatever_the_dice(effects):
     link = profile(up=pipe(**effects))
@@ -413,6 +414,7 @@ def test_the_interval_holds_what_was_counted(counted, deviations):
     assert wider[1] >= high - 1e-12
 
 
+@pytest.mark.slow
 def test_bursty_loss_varies_as_much_more_as_is_said():
     rng, count = random.Random(5), 4000
     shares = [len(lost_by(BURSTY, count, rng)) / count for _ in range(300)]
@@ -424,6 +426,7 @@ def test_bursty_loss_varies_as_much_more_as_is_said():
     assert expect.inflation(Bernoulli(probability=0.1)) == expect.inflation(None) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Bernoulli(probability=0.02), BURSTY])
 def test_so_many_packets_show_the_loss_to_a_tenth(loss):
     count = round(expect.packets_for_a_tenth(loss))

@@ -148,6 +148,7 @@ def gilbert_elliott(**numbers):
     )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.sampled_from([(0.01, 0.2), (0.05, 0.5), (0.2, 0.1)]))
 def test_bursts_have_the_length_and_the_share_of_the_model(seed, numbers):
     """With everything lost in the bad state and nothing in the good one: bursts are geometric with mean 1 / r."""
@@ -253,6 +254,7 @@ def test_jitter_behind_the_wire_reorders_and_says_how_much(arrivals, rate_bps, s
     assert pipe.reordered == sum(due < max(dues[:n]) for n, due in enumerate(dues) if n)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.sampled_from(["duplicate", "reorder"]), st.sampled_from([0.02, 0.5]))
 def test_shares_are_kept(seed, what, share):
     packets = 5_000

@@ -79,6 +79,7 @@ def test_it_learns_over_three_stages(codec: str, family: str) -> None:
     assert len(found.losses("uncompressed")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["subspace(4)", "subspace(4, reparametrised)"])
 def test_layers_that_compute_in_bf16_stay_near_enough_to_the_subspace(codec: str) -> None:
     cell = cell_of(3, steps=12, evaluate_every=0)
@@ -89,6 +90,7 @@ def test_layers_that_compute_in_bf16_stay_near_enough_to_the_subspace(codec: str
     assert found.losses() == pytest.approx(exact.losses(), abs=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_schedule_recomputation_and_uncompressed_evaluations_do_not_touch_the_numbers(codec: str) -> None:
     steps = 18 if "every=16" in codec else 4
@@ -112,6 +114,7 @@ class Whole(Subspace):
         return hook  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_training_in_the_subspace_is_training_the_constrained_model_without_a_codec() -> None:
     text = "subspace(4, fp32, reparametrised)"
     cell = cell_of(4, steps=8)
@@ -132,6 +135,7 @@ def test_training_in_the_subspace_is_training_the_constrained_model_without_a_co
     assert (sent - 16) * 4 == raw - 16
 
 
+@pytest.mark.slow
 def test_the_basis_moves_at_all_stages_alike_and_the_weights_with_it() -> None:
     still = run("subspace(4, grassmann, every=16)", cell_of(4, steps=16, evaluate_every=0))
     found = run("subspace(4, grassmann, every=16)", cell_of(4, steps=18, evaluate_every=0))
@@ -179,6 +183,7 @@ def test_mapl_s_ends_hold_the_same_basis_which_costs_its_bytes_once_a_step() -> 
             assert [size - min(sizes) for size in sizes] == [0, 0, 0, basis_bytes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "stages", "steps", "message"),
     [

@@ -66,6 +66,7 @@ def over_loopback(
     return OverLoopback(ran.records, list(map(training.weights, range(training.data.workers))), ran.errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "codec", "workers", "staleness", "more"),
     [

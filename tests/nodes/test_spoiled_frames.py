@@ -32,6 +32,7 @@ def run(kind: Kind, frame: str, at_ns: int = 0) -> RanPlaces:
     return run_places(cell, lambda setting: training, told=told, limits=limits, **kind.told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame", SAYS)
 @pytest.mark.parametrize("kind", [pipeline("delta-int8"), replicas("star", "ef(topk(0.05))")], ids=["stages", "star"])
 def test_a_spoiled_frame_ends_the_run_and_is_named(kind: Kind, frame: str) -> None:
@@ -41,6 +42,7 @@ def test_a_spoiled_frame_ends_the_run_and_is_named(kind: Kind, frame: str) -> No
         raise TransportError("\n".join(errors))
 
 
+@pytest.mark.slow
 def test_one_message_is_spoiled_and_not_one_to_each_peer() -> None:
     ran = run(replicas("all-to-all", "ef(topk(0.05))"), "missing")
     ended = [any(record.step == 0 for record in records) for records in ran.records]
@@ -48,6 +50,7 @@ def test_one_message_is_spoiled_and_not_one_to_each_peer() -> None:
     assert ended.count(True) == 2, "one of them has its message"
 
 
+@pytest.mark.slow
 def test_a_fault_after_the_end_spoils_nothing() -> None:
     kind = pipeline("delta-int8")
     calm = run(kind, "damaged", at_ns=10**13)

@@ -262,6 +262,7 @@ def test_a_budget_ends_training_and_is_followed_by_an_evaluation() -> None:
     assert steps < 2 or lines[-2] - begin < 0.2e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dilation", [1, 3])
 def test_a_budget_is_in_the_emulated_device_s_time(dilation: int) -> None:
     """A step takes 30 ms of it or, where this machine is busy, longer; evaluations are left out."""

@@ -118,6 +118,7 @@ def test_the_first_is_the_fastest_simulated_and_every_kind_that_fits_is_there() 
     assert {layout.local_steps for layout in simulated} <= {1, 8}
 
 
+@pytest.mark.slow
 def test_codecs_keep_as_many_bits_as_cost_no_time() -> None:
     setting = advice.look_up("gpt2", "rtx-3060", 4, "fibre", 256)
     for layout in {each.kind: each for each in advice.advise(setting, CODECS)[0]}.values():
@@ -142,6 +143,7 @@ def test_memory_is_weights_and_kept_activations() -> None:
     assert whole.memory_bytes == (18 + 4) * weights + 2 * tokens * kept
 
 
+@pytest.mark.slow
 def test_a_large_model_recomputes_activations_only_where_nothing_else_fits() -> None:
     small, _ = advice.advise(advice.look_up("gpt2", "rtx-4090", 8, "cable", 64), CODECS)
     large, _ = advice.advise(advice.look_up("llama-7b", "rtx-4090", 8, "cable", 64), CODECS)

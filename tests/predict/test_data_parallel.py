@@ -63,6 +63,7 @@ def two(staleness: int, compute_ns: int, message_bytes: int) -> DataParallelShap
 
 
 # found at random: an exchange takes 1 % longer than computing
+@pytest.mark.slow
 @example(shape=two(3, 1_093_486_340, 2_674_203), delay_ms=0, rate_mbit=20)
 @settings(max_examples=150)
 @given(shape=SHAPES, delay_ms=st.integers(0, 200), rate_mbit=st.sampled_from([20, 100, 1000]))
@@ -81,6 +82,7 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
 
 
 # found at random: an exchange takes 6 % longer than computing
+@pytest.mark.slow
 @example(shape=two(2, 99_065_198, 1_262_025), delay_ms=0)
 @settings(max_examples=100)
 @given(shape=SHAPES, delay_ms=st.integers(0, 200))

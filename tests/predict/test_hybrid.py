@@ -198,6 +198,7 @@ def test_a_round_in_which_nobody_is_away_is_any_step() -> None:
         assert (rounds.payload_bytes, rounds.tokens) == (shape.payload_bytes, shape.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 4])
 @pytest.mark.parametrize("proved", [None, 1, 2])
 def test_the_time_and_bytes_of_a_step_leave_no_round_out(rounds: int, proved: int | None) -> None:

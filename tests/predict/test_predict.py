@@ -187,6 +187,7 @@ def test_a_hybrid_s_links_are_those_of_its_scenario(tmp_path: Path) -> None:
     assert two.topology == "star"
 
 
+@pytest.mark.slow
 def test_every_shipped_file_makes_cells() -> None:
     for name in cells.cell_files():
         assert cells.plan_cells(name)
@@ -274,6 +275,7 @@ def _shares(shape: object) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data_parallel_time", "latency_and_loss", "sites"])
 def test_nothing_that_was_played_is_faster_than_its_ideal(name: str) -> None:
     """Sites share links in every way: replicas of several, behind links of 10 Mbit/s to 10 Gbit/s."""

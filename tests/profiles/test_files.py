@@ -345,6 +345,7 @@ _link_profiles = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(_link_profiles)
 def test_a_written_profile_reads_back_as_itself(tmp_path_factory: pytest.TempPathFactory, profile: LinkProfile) -> None:

@@ -31,6 +31,7 @@ def ran(
     return played_records(cell, training, Pipes(cell.topology, cell.links, cell.nodes), times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_as_asked_they_take_what_pipes_say_and_a_slower_link_moves_them(exchange: Exchange, staleness: int) -> None:

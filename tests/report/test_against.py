@@ -37,6 +37,7 @@ def test_a_folder_against_itself_is_the_same(tmp_path: Path) -> None:
     assert "Settings that differ" not in text
 
 
+@pytest.mark.slow
 def test_what_is_faster_and_what_differs_is_said(tmp_path: Path) -> None:
     ours = _sweep(tmp_path / "ours", {"fp32": 65_536, "int8": 16_640}, steps=8)
     theirs = _sweep(tmp_path / "theirs", {"fp32": 650_000, "bf16": 32_768}, steps=9)

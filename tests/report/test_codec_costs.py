@@ -34,6 +34,7 @@ FOUND = CodecBenchmark(
 )
 
 
+@pytest.mark.slow
 def test_the_best_codecs_at_their_size_are_named(tmp_path: Path) -> None:
     codec_costs.save_rate_distortion(FOUND, tmp_path / "figure.png")
     svg = (tmp_path / "figure.svg").read_text(encoding="utf8")

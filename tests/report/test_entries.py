@@ -64,6 +64,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_seeds_and_repeats_are_one_entry(seeds: Path) -> None:
     group = one_group(seeds)
     assert group.label == ""
@@ -78,6 +79,7 @@ def test_seeds_and_repeats_are_one_entry(seeds: Path) -> None:
     assert entry.typical in entry.good
 
 
+@pytest.mark.slow
 def test_a_tuned_setting_sets_no_group_apart_and_is_said(seeds: Path) -> None:
     group = one_group(seeds)
     assert group.own == {"optimiser.learning_rate": {"fp32": 1e-3, "bf16": 1e-3, "int8": 2e-3}}
@@ -103,6 +105,7 @@ def test_a_setting_that_codecs_share_sets_groups_apart(
     assert all(group.codecs == ("fp32", "int8") for group in groups)
 
 
+@pytest.mark.slow
 def test_comparisons_are_those_of_metrics(seeds: Path) -> None:
     group = one_group(seeds)
     shown = comparison_table(group)
@@ -119,6 +122,7 @@ def test_comparisons_are_those_of_metrics(seeds: Path) -> None:
     assert fp32.to_loss.value.endswith(" s")
 
 
+@pytest.mark.slow
 def test_what_is_not_separable_is_said(tmp_path: Path) -> None:
     for codec in ("fp32", "other"):
         write_run(tmp_path, cell(codec, HOME), Pipeline(HOME, jitter=0.3))
@@ -131,6 +135,7 @@ def test_what_is_not_separable_is_said(tmp_path: Path) -> None:
     assert "~ not separable" in "\n".join(printed(terminal_table(latest(tmp_path)), 120))
 
 
+@pytest.mark.slow
 def test_bands_hold_every_seed(seeds: Path) -> None:
     group = one_group(seeds)
     drawing = loss_against_time(group, "")
@@ -146,6 +151,7 @@ def legend_of(drawing: Drawing) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
+@pytest.mark.slow
 def test_a_legend_explains_lines_and_titles_say_what_was_found(tmp_path: Path) -> None:
     for codec, payload in {"fp32": 400_000, "int8": 100_000}.items():
         write_run(tmp_path, cell(codec, HOME, steps=40), Pipeline(HOME, payload_bytes=payload))
@@ -178,6 +184,7 @@ def one_group_of_one_seed(folder: Path) -> collect.Group:
     return group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "marked", "hollow"), [(0.004, False, False), (0.02, True, False), (0.2, True, True)])
 def test_overruns_are_marked_everywhere(tmp_path: Path, share: float, marked: bool, hollow: bool) -> None:
     for codec in ("fp32", "int8"):
@@ -198,6 +205,7 @@ def test_overruns_are_marked_everywhere(tmp_path: Path, share: float, marked: bo
         assert "paced: forward 2 ms, backward 4 ms" in page
 
 
+@pytest.mark.slow
 def test_played_is_a_group_of_its_own_and_every_caption_says_so(tmp_path: Path) -> None:
     pace = {"live": Measured(), "played": Calibrated()}
     for timing, compute in pace.items():
@@ -221,6 +229,7 @@ def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:
     assert "retransmission timeout" in foot
 
 
+@pytest.mark.slow
 def test_a_codec_has_one_colour_everywhere(tmp_path: Path) -> None:
     """It holds for codecs outside the table too, and in groups that hold other codecs."""
     codecs = ("fp32", "int8", "acme:One", "acme:Two")
@@ -241,6 +250,7 @@ def test_a_codec_has_one_colour_everywhere(tmp_path: Path) -> None:
                 assert not ({wanted[codec] for codec in set(codecs) - set(group.codecs)} & drawn), drawing.name
 
 
+@pytest.mark.slow
 def test_asked_against_measured_holds_every_ratio(tmp_path: Path) -> None:
     run = add(tmp_path, cell("fp32", HOME), 1, verdict="FAIL")
     ratios = [point for point in link_ratios(one_group(tmp_path)) if point.quantity == "rate"]
@@ -252,6 +262,7 @@ def test_asked_against_measured_holds_every_ratio(tmp_path: Path) -> None:
     assert all(not point.passed and abs(point.ratio - 1) > point.tolerance for point in ratios)
 
 
+@pytest.mark.slow
 def test_any_cell_can_be_drawn_step_by_step(tmp_path: Path) -> None:
     run = add(tmp_path, cell("int8", HOME), 1)
     picture = draw_gantt(tmp_path, run.cell.id, tmp_path / "figures")
@@ -325,6 +336,7 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     assert set(kinds) - numbers == of_steps | of_cells | {"status", "error", "ended", "lost", "worst"}
 
 
+@pytest.mark.slow
 def test_a_contended_run_is_hollow_and_no_speed_up_is_computed_from_it(tmp_path: Path) -> None:
     folder = results.make_folder(tmp_path / "contended")
     add(folder, cell("fp32", HOME), 1)

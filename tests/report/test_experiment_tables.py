@@ -75,6 +75,7 @@ def tables(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> experiment
     return experiment_tables.read_tables(output)
 
 
+@pytest.mark.slow
 def test_every_good_run_is_a_row_with_what_it_differs_in(tables: experiment_tables.Tables) -> None:
     seeds = tables.seeds
     assert len(seeds) == 3 * 6 + 4
@@ -87,6 +88,7 @@ def test_every_good_run_is_a_row_with_what_it_differs_in(tables: experiment_tabl
     assert "training.steps" not in seeds.columns  # in which no two runs differ
 
 
+@pytest.mark.slow
 def test_comparisons_follow_from_the_rows_of_seeds_csv_and_nothing_else(tables: experiment_tables.Tables) -> None:
     again = experiment_verdicts.compared(tables.seeds, ASKED)
     read_back = pandas.read_csv(io.StringIO(again.to_csv(index=False)))
@@ -144,6 +146,7 @@ def test_settings_of_any_kind_are_kept_apart_and_a_trainings_runs_are_one_seed()
     assert (found[found.measure != "loss"].value - 2).abs().max() < 1e-9
 
 
+@pytest.mark.slow
 def test_tuning_and_its_check_are_listed_by_value_and_seed(tables: experiment_tables.Tables) -> None:
     tuning = tables.tuning
     assert len(tuning) == 3 * 3 * 2 + 3 * 2
@@ -196,6 +199,7 @@ def test_a_sweep_without_tuning_or_comparisons_leaves_no_empty_files(folder: Pat
         results.write_json(folder / "sweep.json", record)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_has_the_same_verdicts(folder: Path, tables: experiment_tables.Tables, tmp_path: Path) -> None:
     text = write_report(folder, tmp_path / "report.html").read_text(encoding="utf8")

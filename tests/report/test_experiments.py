@@ -18,6 +18,7 @@ from testbed.metrics.verdicts import judge
 from testbed.report import experiments, plots, publishing
 
 
+@pytest.mark.slow
 def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
     every, good = testbed.load(experiment), experiments.runs_frame(experiment)
     assert 0 < len(good) < len(every)
@@ -27,6 +28,7 @@ def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
     assert good[good.certified].certificate.eq("PASS").all()
 
 
+@pytest.mark.slow
 def test_curves_have_every_evaluation_at_the_time_of_training(experiment: Path) -> None:
     curves, runs = experiments.curves(experiment), experiments.runs_frame(experiment)
     for run in runs.itertuples():

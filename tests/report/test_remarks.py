@@ -73,6 +73,7 @@ def test_what_is_inside_and_what_a_choice_stands_for() -> None:
     assert taken(text, 1, "backward", "mild") == "mild"
 
 
+@pytest.mark.slow
 def test_twins_controls_and_choices_are_named(results_folder: Path) -> None:
     (group,) = collect.groups(collect.read_runs(latest(results_folder)))
     text = " ".join(conclusions(group))
@@ -99,6 +100,7 @@ def test_what_an_evaluation_without_the_codec_changes_is_said(tmp_path: Path) ->
     assert "made to the model remain" in text
 
 
+@pytest.mark.slow
 def test_tables_and_legends_have_the_label(results_folder: Path) -> None:
     (group,) = collect.groups(collect.read_runs(latest(results_folder)))
     lines = printed(terminal_table(latest(results_folder)), 130)

@@ -45,6 +45,7 @@ def test_what_is_not_known_is_a_dash(value: float | None) -> None:
     assert numbers.seconds(None) == numbers.size(None) == "-"
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_cell_of_the_last_sweep(runs: list[results.Run]) -> None:
     assert len(runs) == 12
     lines = printed(terminal_table(runs), 120)

@@ -96,6 +96,7 @@ def test_a_run_that_was_hardly_sampled_has_no_figure(tmp_path: Path, kept: int) 
     assert list(utilisation.utilisation(group, "")) == []
 
 
+@pytest.mark.slow
 def test_a_lab_of_many_links_shows_those_that_carried_most(tmp_path: Path) -> None:
     what = cell("fp32", LINK, stages=12, microbatches=1)
     write_run(tmp_path, what, Pipeline(LINK, stages=12, microbatches=1))

@@ -42,6 +42,7 @@ def test_the_bundled_kernel_is_used(bare: Command) -> None:
     assert "bundled with testbed" in output
 
 
+@pytest.mark.slow
 def test_on_a_machine_of_another_kind(bare: Command) -> None:
     assert "x86-64 only" in said(bare, "virtual", status=1, before=["setarch", "i686"])
 

@@ -91,6 +91,7 @@ for result in execute(tasks, at_once=2, options=OPTIONS): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_program_ends_its_tasks(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path)]

@@ -225,6 +225,7 @@ def test_a_measurement_waits_for_another_if_it_can_say_so(tmp_path: Path, monkey
 
 
 # ------------------------------------------------------------------ live checks
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), [(0.0, 0), (0.5, 1)])
 def test_a_sweep_whose_live_check_has_other_losses_fails(
     experiment: Path, monkeypatch: pytest.MonkeyPatch, error: float, status: int

@@ -18,6 +18,7 @@ def default() -> plan.Experiment:
     return plan.load_experiment("default")
 
 
+@pytest.mark.slow
 def test_every_shipped_experiment_resolves() -> None:
     absent = [model for model in models.MADE if not models.made_folder(model).is_dir()]
     for name in plan.experiment_files():

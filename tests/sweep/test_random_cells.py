@@ -17,6 +17,7 @@ from tests.commands import Command
 PLAIN = dict.fromkeys(chaos.AXES, 0)
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_cells_and_the_first_that_can_are_also_live() -> None:
     once, again = (list(chaos.draw(3, 40, 4)) for _ in range(2))
     assert once == again != list(chaos.draw(4, 40, 4))

@@ -147,6 +147,7 @@ def what_was_done(training: Iterable[list[StepRecord]]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_schedules_and_depths_share_a_training_and_keep_their_own_order(tmp_path: Path) -> None:
     orders = [("gpipe", 1), ("1f1b", 2), ("1f1b", 3)]
     recipes, texts, heard = [in_schedule(a_recipe("delta-int8"), *order) for order in orders], Texts(tmp_path), Heard()
@@ -190,6 +191,7 @@ class Watched(Notes):
         self.begun.append(len([*self.home.glob("[!.]*/"), *self.home.glob(".*.draft")]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scarce", ["memory", "the device's memory"])
 def test_a_training_waits_for_memory_and_learns_the_same(
     tmp_path: Path, two_trainings: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, scarce: str
@@ -246,6 +248,7 @@ def test_what_finds_no_memory_beside_others_is_trained_alone(tmp_path: Path, mon
     assert watched.ended == {recipes[1].id: None, recipes[0].id: full}
 
 
+@pytest.mark.slow
 def test_a_device_says_what_it_has() -> None:
     here = trainings.device_memory("cpu")
     assert here.process_bytes == 0
@@ -277,6 +280,7 @@ ALTERED += [(name, how, True) for name in STEPS for how in ("cut at a line", "em
 ALTERED += [("training.json", how, True) for how in ALTERATIONS if how != "a bit flipped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "alteration", "old"), ALTERED)
 def test_an_altered_training_is_named_and_not_believed(
     tmp_path: Path, two_trainings: tuple[Path, Path], name: str, alteration: str, old: bool

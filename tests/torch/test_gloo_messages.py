@@ -35,9 +35,10 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", _SIZES)
 @pytest.mark.parametrize("name", _NAMES)
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_operation_sends_what_is_stated(ranks: int, name: str, size: int, counted: Any) -> None:
     for rank, rows in enumerate(counted(ranks)):
         row = rows[name, size]

@@ -33,10 +33,12 @@ def observed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return run_ranks("every_operation.py", request.param, folder / "job", wanted), folder / "notes"
 
 
+@pytest.mark.slow
 def test_an_observed_job_computes_the_same(observed: tuple[list[str], Path], tmp_path: Path) -> None:
     assert run_ranks("every_operation.py", len(observed[0]), tmp_path / "job") == observed[0]
 
 
+@pytest.mark.slow
 def test_everything_is_noted_once_and_ends(observed: tuple[list[str], Path]) -> None:
     for rank in read_observations(observed[1]):
         operations = list(rank.of("op"))
@@ -49,6 +51,7 @@ def test_everything_is_noted_once_and_ends(observed: tuple[list[str], Path]) -> 
             assert wait["begin"] <= wait["end"]
 
 
+@pytest.mark.slow
 def test_what_one_rank_sends_another_receives(observed: tuple[list[str], Path]) -> None:
     job = read_observations(observed[1])
     for rank in job:
@@ -67,6 +70,7 @@ def test_what_one_rank_sends_another_receives(observed: tuple[list[str], Path]) 
                 assert sent == received
 
 
+@pytest.mark.slow
 def test_the_trace_sends_what_gloo_sends(observed: tuple[list[str], Path], tmp_path: Path) -> None:
     run_command("trace", "join", observed[1], "-o", tmp_path / "job.trace")
     trace, job = load_trace(tmp_path / "job.trace"), read_observations(observed[1])
@@ -85,6 +89,7 @@ def test_the_trace_sends_what_gloo_sends(observed: tuple[list[str], Path], tmp_p
         assert made == stated
 
 
+@pytest.mark.slow
 def test_commands_print_totals_and_write_a_timeline(observed: tuple[list[str], Path], tmp_path: Path) -> None:
     said = run_command("trace", "observed", observed[1], "-o", tmp_path / "job.json")
     job = read_observations(observed[1])

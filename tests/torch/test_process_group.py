@@ -32,6 +32,7 @@ def _python(code: str, environment: dict[str, str]) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_importing_torch_does_nothing_unless_asked(installed: dict[str, str]) -> None:
     code = "import sys, torch; print([m for m in sys.modules if m.startswith('testbed.')])"
     done = _python(code, installed)
@@ -39,6 +40,7 @@ def test_importing_torch_does_nothing_unless_asked(installed: dict[str, str]) ->
     assert set(eval(done.stdout)) <= {"testbed.torch", "testbed.torch.autoload"}
 
 
+@pytest.mark.slow
 def test_importing_torch_wraps_groups_without_the_lab(installed: dict[str, str], tmp_path: Path) -> None:
     code = (
         "import sys, torch, torch.distributed as dist\n"
@@ -51,6 +53,7 @@ def test_importing_torch_wraps_groups_without_the_lab(installed: dict[str, str],
     assert (tmp_path / "rank-0.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "runs"),
     [

@@ -135,6 +135,7 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "stages"),
     [
@@ -215,6 +216,7 @@ def second_run() -> list[Any]:
     return collectives(first=4, saved=saved)["done"]
 
 
+@pytest.mark.slow
 def test_collectives_are_those_of_the_codecs_and_go_on_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
@@ -268,6 +270,7 @@ def left_alone() -> list[torch.Tensor]:
     return [*done, largest, whole, small + 0, large + 0, functional_sum]
 
 
+@pytest.mark.slow
 def test_only_large_tensors_of_floats_that_are_added_are_coded(tmp_path: Path, one_thread: None) -> None:
     plain = in_processes(left_alone, tmp_path / "plain")
     ours = in_processes(left_alone, tmp_path / "coded", codecs="p2p: int8; all_reduce: topk(0.1)")
@@ -288,6 +291,7 @@ def own_reducer() -> dict[str, Any]:
     return {"weights": [parameter.detach() for parameter in net.parameters()], "state": coded.state_dict()}
 
 
+@pytest.mark.slow
 def test_what_ddps_own_reducer_sends_is_coded(tmp_path: Path, one_thread: None) -> None:
     plain = in_processes(own_reducer, tmp_path / "plain")
     fp32, sparse = (
@@ -316,6 +320,7 @@ def tagged(posted: list[int]) -> list[torch.Tensor]:
     return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["randk(0.1)", "delta(int8)", "zstd(mask(0.1))"])
 def test_messages_of_several_tags_may_be_received_in_any_order(codec: str, tmp_path: Path, one_thread: None) -> None:
     in_order, other = (
@@ -341,6 +346,7 @@ def by_functions() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [*zip(ours, [gathered, part], strict=True)]
 
 
+@pytest.mark.slow
 def test_functional_collectives_of_one_tensor_are_coded(tmp_path: Path, one_thread: None) -> None:
     codecs = "all_gather: topk(0.1); reduce_scatter: topk(0.1)"
     for pairs in in_processes(by_functions, tmp_path / "functions", codecs=codecs):
@@ -355,6 +361,7 @@ def of_several() -> list[torch.Tensor]:
     return pair
 
 
+@pytest.mark.slow
 def test_calls_with_several_tensors_are_unchanged(tmp_path: Path, one_thread: None) -> None:
     plain = in_processes(of_several, tmp_path / "plain")
     ours = in_processes(of_several, tmp_path / "coded", codecs="all_reduce: topk(0.1)")
@@ -390,6 +397,7 @@ def sharded(codecs: str | None, runs: int = 1) -> list[Any]:
     return [parameter.full_tensor().detach() for parameter in net.parameters()]
 
 
+@pytest.mark.slow
 def test_fsdp2_with_fp32_is_fsdp2_and_a_codec_goes_on_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
@@ -445,6 +453,7 @@ def from_anybody() -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_coded_message_has_a_sender(tmp_path: Path) -> None:
     (said,) = in_processes(from_anybody, tmp_path / "any", ranks=1, codecs="p2p: int8")
     assert said == "cannot decode a message from any rank, as its codec depends on the sender; name the rank"

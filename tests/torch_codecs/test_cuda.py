@@ -162,6 +162,7 @@ def observed(device: str, notes: str) -> list[Tensor]:
     return on_cpu(net.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_a_job_over_our_backend_is_observed(device: str, tmp_path: Path, one_thread: None) -> None:
     notes = tmp_path / "notes"

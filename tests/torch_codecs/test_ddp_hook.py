@@ -55,6 +55,7 @@ def train(
     return {"losses": losses, "weights": weights, "model": learner.net.state_dict(), "hook": hook.state_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("codec", "ranks"), [*((codec, 2) for codec in CODECS), ("ef(topk(0.05))", 3)])
 def test_losses_and_weights_are_a_played_cells(codec: str, ranks: int, tmp_path: Path, one_thread: None) -> None:
     recipe = a_recipe("all-gather", codec, workers=ranks, steps=STEPS)
@@ -77,6 +78,7 @@ def in_two_runs(recipe: Recipe) -> dict[str, Any]:
     return {**after, "losses": before["losses"] + after["losses"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["ef(topk(0.05))", "delta(int8)"])
 def test_it_goes_on_from_a_checkpoint_bit_for_bit_however_buckets_are_cut(
     codec: str, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +98,7 @@ def by_each_exchange(recipe: Recipe) -> dict[str, Any]:
     return {exchange: train(recipe, exchange=exchange) for exchange in ("auto", "parts", "all-gather")}
 
 
+@pytest.mark.slow
 def test_three_ranks_sum_int8_by_parts_and_agree(tmp_path: Path, one_thread: None) -> None:
     recipe = a_recipe("all-gather", "int8", workers=3, steps=STEPS)
     ranks = in_processes(by_each_exchange, tmp_path / "ddp", recipe, ranks=3)

@@ -68,6 +68,7 @@ def exchanged(make: Any, ranks: int, numbers: list[int] | None = None) -> list[l
     return in_threads(job, ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("codec", TEXTS)
 def test_a_gathered_sum_is_a_played_cells(codec: str, ranks: int, one_thread: None) -> None:

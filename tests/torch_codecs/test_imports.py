@@ -18,6 +18,7 @@ print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}})))
 ALL = "from testbed.torch import ddp_hook, code_fsdp, code_groups, step, flower, hivemind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", ALL])
 def test_the_adapters_load_no_model_and_no_data_set(more: str) -> None:
     ran = subprocess.run(

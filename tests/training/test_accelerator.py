@@ -81,6 +81,7 @@ def test_the_codecs_that_pay_work_on_devices() -> None:
     assert not works_on_devices(Foreign(Context(0, 0, "forward")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("text", ABLE)
 def test_a_codec_makes_the_bytes_of_the_cpu_and_its_tensors_stay(text: str, direction: Direction) -> None:
@@ -169,14 +170,11 @@ PIPELINES: list[tuple[str, dict[str, Any], float, tuple[str, ...]]] = [
 ]
 
 
-SHORT = 2
-"""How many of them are in every run: a simulated step takes four times as long."""
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "tiny_models")
 @pytest.mark.parametrize(
     ("codec", "changes", "share", "copied"),
-    [*PIPELINES[:SHORT], *(pytest.param(*each, marks=pytest.mark.slow) for each in PIPELINES[SHORT:])],
+    PIPELINES,
     ids=[each[0] for each in PIPELINES],
 )
 def test_a_pipeline_trains_on_a_device_and_no_tensor_stays_behind(
@@ -221,6 +219,7 @@ class Killed(BaseException):
     """Not an error: nobody handles it."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "tiny_models")
 @pytest.mark.parametrize("kind", ["simulated", "bf16", "workers"])
 def test_a_resumed_training_is_the_undisturbed_one(kind: str, tmp_path: Path) -> None:
@@ -302,6 +301,7 @@ def test_only_live_stages_and_played_cells_with_stated_durations_train_on_a_gpu(
             resolve_cell({**stated, **changes}, "netem", "here")
 
 
+@pytest.mark.slow
 def test_a_gpu_is_set_up_to_repeat() -> None:
     program = """if True:
         import os, torch

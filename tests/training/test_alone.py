@@ -181,12 +181,14 @@ def test_every_codec_has_the_numbers_and_bytes_of_a_run_over_links_and_evaluatio
     assert sent == {(0, "forward"), (1, "forward"), (1, "backward"), (2, "backward")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_every_cut_and_schedule(stages: int, schedule: str) -> None:
     check_same(a_tiny_cell(stages, "delta-int8", schedule=schedule))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -207,6 +209,7 @@ def test_everything_else_that_a_recipe_says(changes: dict[str, Any]) -> None:
         assert ended == ["target" if "target_loss" in changes else "steps"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec",
     [pytest.param(codec, marks=[] if number % 9 == 0 else pytest.mark.slow) for number, codec in enumerate(CODECS)],
@@ -364,6 +367,7 @@ obey(Asked, does, "Answers")
 """
 
 
+@pytest.mark.slow
 def test_what_a_user_s_codec_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"number":7}')
     done = subprocess.run(

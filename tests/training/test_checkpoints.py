@@ -158,17 +158,13 @@ MEMORIES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [
-        pytest.param(codec, marks=[] if number % 6 == 0 else pytest.mark.slow)
-        for number, codec in enumerate(PIPELINE_CODECS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", PIPELINE_CODECS)
 def test_a_pipeline_with_every_codec(codec: str, tmp_path: Path) -> None:
     check(partial(pipeline, codec), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,6 +181,7 @@ def test_a_pipeline_of_every_form(changes: dict[str, Any], tmp_path: Path) -> No
     check(partial(pipeline, "delta-int8", **changes), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_workers_with_every_exchange_and_order(exchange: str, order: str, tmp_path: Path) -> None:
@@ -193,6 +190,7 @@ def test_workers_with_every_exchange_and_order(exchange: str, order: str, tmp_pa
         check(partial(replicas, exchange, codec, **ORDERS[order]), tmp_path / str(number))
 
 
+@pytest.mark.slow
 def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
     """While gradients are sampled, between a new basis and its use, and after that."""
     kind = partial(pipeline, "subspace(4, keep=grassmann, every=16)", steps=24, evaluate_every=0)
@@ -205,6 +203,7 @@ def test_a_pipeline_whose_basis_moves(tmp_path: Path) -> None:
         assert found.same(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "changes"),
     [
@@ -248,6 +247,7 @@ def test_nodes_that_share_a_context(job: dict[str, Any], tokens: str, tmp_path: 
     check(partial(of_a_table, context_recipe(codec="delta-int8", weights="ef(int4)", **job), tokens), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["int8", "delta-int8"])
 def test_stages_that_decode(codec: str, tokens: str, tmp_path: Path) -> None:
     table = {"kind": "decode", "stages": 2, "prompt": 4, "tokens": 3}
@@ -270,6 +270,7 @@ def test_a_strangers_job_that_says_what_it_keeps(tokens: str, tmp_path: Path, mo
 
 
 # ---------------------------------------------------------------------- what makes it so
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [partial(pipeline, "delta-int8"), *(partial(replicas, "star", codec) for codec in MEMORIES)],
@@ -296,6 +297,7 @@ def test_killed_again_and_again_it_still_ends_the_same(tmp_path: Path) -> None:
     assert found.same(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", range(1, 4))
 def test_killed_while_it_writes_a_checkpoint_it_has_the_one_before(
     writes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -323,6 +325,7 @@ def test_killed_while_it_writes_a_checkpoint_it_has_the_one_before(
     assert found.same(undisturbed)
 
 
+@pytest.mark.slow
 def test_two_are_kept_and_an_altered_one_is_not_used(tmp_path: Path) -> None:
     kind = partial(pipeline, "delta-int8", 2)
     undisturbed = run(kind, tmp_path / "undisturbed", every=None)
@@ -354,6 +357,7 @@ class Stateless(Silent):
     keeps = ()
 
 
+@pytest.mark.slow
 def test_a_strangers_codec_that_does_not_say_what_it_remembers_is_refused_at_once(tmp_path: Path) -> None:
     cell, watching = a_tiny_cell(2, steps=STEPS), Watching()
     kept = Checkpoints(tmp_path, EVERY, toy_of(cell, Silent).recipe)

@@ -173,6 +173,7 @@ def live(codec: str, **training: Any) -> Cell:
     return a_tiny_cell(3, codec, **{"steps": 2, "evaluate_every": 0, **training})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "tiny_models")
 @pytest.mark.parametrize(("codec", "share"), CODECS)
 def test_live_stages_on_a_device_learn_as_on_the_cpu(

@@ -96,24 +96,20 @@ def replicas(exchange: Any, codec: str, **changes: Any) -> Kind:
     return Kind(live_cell(recipe), lambda: SmallTraining(recipe))
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [
-        pytest.param(codec, marks=[] if number % 6 == 1 else pytest.mark.slow)
-        for number, codec in enumerate(PIPELINE_CODECS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", PIPELINE_CODECS)
 def test_a_live_pipeline_with_every_codec(codec: str, tmp_path: Path) -> None:
     check(pipeline(codec), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "order", "codec"),
     [
-        pytest.param(exchange, order, codec, marks=[] if (first + second + third) % 5 == 0 else pytest.mark.slow)
-        for first, exchange in enumerate(EXCHANGES)
-        for second, order in enumerate(ORDERS)
-        for third, codec in enumerate(MEMORIES)
+        (exchange, order, codec)
+        for exchange in EXCHANGES
+        for order in ORDERS
+        for codec in MEMORIES
         if exchange != "all-reduce"
     ]
     + [("all-reduce", order, "bf16") for order in ORDERS],
@@ -122,6 +118,7 @@ def test_live_workers_with_every_exchange_and_order(exchange: str, order: str, c
     check(replicas(exchange, codec, **ORDERS[order]), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["context", "decode"])
 def test_live_jobs_of_a_table(table: str, tokens: str, tmp_path: Path) -> None:
     recipe = context_recipe(codec="delta-int8", weights="ef(int4)")
@@ -133,6 +130,7 @@ def test_live_jobs_of_a_table(table: str, tokens: str, tmp_path: Path) -> None:
     check(Kind(cell, lambda: KindTraining(Setting(recipe, 4096, tokens)), {"tokens": tokens}), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pipeline("delta-int8"), *(replicas("star", codec) for codec in MEMORIES)], ids=lambda kind: kind.cell.codec
 )

@@ -48,6 +48,7 @@ class _Killed(BaseException):
     """Stands for what ends a process."""
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_goes_on_to_the_same_bytes(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def _losses(workload: TextSpec, stages: int, folder: Path, tokens: str) -> list[
     return [(type(message).__name__, message.loss) for message in heard if message.loss is not None]
 
 
+@pytest.mark.slow
 def test_every_stage_begins_with_the_weights_that_were_learned(text: Path, tmp_path: Path) -> None:
     pretrain.pretrain(NAME)
     fresh = LEARNED[NAME].workload

@@ -116,6 +116,7 @@ def test_a_built_kernel_is_whole_and_is_not_built_again(cache: Path) -> None:
     assert sorted(path.name for path in cache.iterdir()) == ["kernel", "kernel.lock"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_build_left_and_a_kernel_from_another_recipe_are_replaced(cache: Path) -> None:
     kernel = build.build_kernel(cache / "kernel", say=lambda _: None)
     manifest = kernel.folder / "manifest.json"
@@ -126,6 +127,7 @@ def test_what_a_killed_build_left_and_a_kernel_from_another_recipe_are_replaced(
     assert sorted(path.name for path in cache.iterdir()) == ["kernel", "kernel.lock"]
 
 
+@pytest.mark.slow
 def test_an_altered_kernel_is_built_again(cache: Path) -> None:
     kernel = build.build_kernel(cache / "kernel", say=lambda _: None)
     kernel.linux.write_text("something else")
@@ -147,6 +149,7 @@ def shipped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_what_its_source_makes_is_verified(cache: Path, shipped: Path) -> None:
     said: list[str] = []
     assert vm.verify_kernel(say=said.append).sha256 == hashlib.sha256(b"before\nnew\nafter\n").hexdigest()
@@ -154,6 +157,7 @@ def test_a_kernel_that_is_what_its_source_makes_is_verified(cache: Path, shipped
     assert list(cache.rglob("*")) == [cache / "testbed"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_not_what_its_source_makes(
     cache: Path, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,7 @@ def test_a_kernel_that_is_not_what_its_source_makes(
     assert list(cache.rglob("*")) == [cache / "testbed"]
 
 
+@pytest.mark.slow
 def test_with_another_compiler_nothing_is_built_and_nothing_said_of_the_bytes(
     cache: Path, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +178,7 @@ def test_with_another_compiler_nothing_is_built_and_nothing_said_of_the_bytes(
     assert not (cache.parent / "downloaded").exists()
 
 
+@pytest.mark.slow
 def test_without_the_source_of_the_kernel_nothing_is_verified(
     cache: Path, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +266,7 @@ def command(cache: Path) -> Vm:
     return run
 
 
+@pytest.mark.slow
 def test_a_builder_that_is_killed_leaves_no_compiler(cache: Path) -> None:
     pids = cache.parent / "pids"
     (cache.parent / "tools" / "patch").unlink()  # the builder has the real patch, and no real source
@@ -290,6 +297,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+@pytest.mark.slow
 def test_the_commands_messages(command: Vm) -> None:
     status, said = command()
     assert (status, "nothing to do" in said) == (2, True)

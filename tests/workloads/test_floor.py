@@ -80,6 +80,7 @@ def test_a_text_that_is_too_short_is_refused() -> None:
             of(text(50, 0, 500), text_spec(validation_batches=3), 50)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.integers(2, 40), st.integers(0, 99), st.sampled_from([16, 64]))
 def test_the_bigram_floor_is_the_loss_of_a_table_of_pairs(vocabulary: int, seed: int, length: int) -> None:
@@ -156,6 +157,7 @@ def test_a_text_whose_tokens_follow_from_each_other_has_a_bigram_floor_of_almost
     assert unigram_floor(even, text_spec(validation_batches=3), 50) > 3.9
 
 
+@pytest.mark.slow
 def test_the_committed_floors_are_those_of_the_texts_and_of_the_runs() -> None:
     made = subprocess.run([sys.executable, "-c", _FLOORS], capture_output=True, text=True, check=True).stdout
     assert made.splitlines() == FLOORS.read_text(encoding="utf8").splitlines()[1:]

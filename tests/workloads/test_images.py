@@ -112,6 +112,7 @@ def rows(arrays, labels, modes=None, **columns):
     return datasets.Dataset.from_dict({"img": drawn, "label": labels} | columns, features=datasets.Features(features))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "channels"), [("in reach", 3), ("cached", 1)])
 def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path, monkeypatch):
     train, test = pixels(9, channels, 0), pixels(5, channels, 1)

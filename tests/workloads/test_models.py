@@ -68,6 +68,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
     assert all(torch.equal(parameters[name], value) for name, value in names.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("size", ["gpt2-deep", "llama-nano"])
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ LINES = st.text(st.sampled_from("ab é🙂\u2028\x85\x0b\r\n\n"), max_size=40)
 """Only \\r and \\n end a line."""
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([".txt", ".xz", ".parquet"]), st.lists(LINES)), min_size=1, max_size=4))
 def test_a_folder_is_its_files_one_after_another(files: list[tuple[str, list[str]]]) -> None:
@@ -197,6 +198,7 @@ def never(message: str) -> None:
     raise AssertionError(message)
 
 
+@pytest.mark.slow
 def test_a_sweep_says_that_tokens_are_made_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_checkpoint_brings_its_tokenizer(text: Path, tmp_path: Path) -> None:
     assert made.path != prepare_tokens(str(text), "gpt2", tmp_path).path
 
 
+@pytest.mark.slow
 def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "latin1.txt").write_bytes("où\n".encode("latin1") * 10)
     (tmp_path / "empty.txt").write_bytes(b"")
@@ -282,6 +285,7 @@ def test_every_named_size_knows_the_bundled_tokens() -> None:
     assert small == {name for name in SHIPPED if "characters" in name}, "those have no tokenizer"
 
 
+@pytest.mark.slow
 def test_a_sweep_is_told_how_far_a_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "texts").mkdir()

@@ -99,6 +99,7 @@ def closed() -> str:
     return small_hub.closed()
 
 
+@pytest.mark.slow
 def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, closed: str) -> None:
     cached(tmp_path)
     found = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=closed)
@@ -109,6 +110,7 @@ def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, cl
     assert (again.returncode, again.stdout) == (0, found.stdout), again.stderr
 
 
+@pytest.mark.slow
 def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
     card = (
         f"---\nconfigs:\n- config_name: {CONFIGURATION}\n  data_files:\n  - split: train\n    path: data.parquet\n---\n"
@@ -130,6 +132,7 @@ def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
     assert np.array_equal(np.load(json.loads(first.stdout)["path"]), expected)
 
 
+@pytest.mark.slow
 def test_a_data_set_without_text(tmp_path: Path, closed: str) -> None:
     cached(tmp_path, column="content")
     found = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=closed)
@@ -137,6 +140,7 @@ def test_a_data_set_without_text(tmp_path: Path, closed: str) -> None:
     assert "no column 'text'; its columns are id, content" in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "offline"])
 def test_a_data_set_that_cannot_be_had_is_one_message(how: str, tmp_path: Path, closed: str) -> None:
     environment = {"HF_ENDPOINT": closed} if how == "refused" else {"HF_HUB_OFFLINE": "1"}
