@@ -7,6 +7,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,17 @@ def test_predicted_and_played_steps_agree() -> None:
 
 def test_the_page_has_the_held_out_table() -> None:
     assert held_out.PAGE.read_text(encoding="utf8").split(held_out.MARK)[1] == held_out.draw_table(held_out.read_rows())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "block", re.findall(r"^```\n\$ python -m testbed (.*?)^```$", held_out.PAGE.read_text(encoding="utf8"), re.M | re.S)
+)
+def test_the_page_says_what_the_command_says(block: str, tmp_path: Path) -> None:
+    command, _, said = block.partition("\n")
+    done = run_testbed(*shlex.split(command), folder=tmp_path, COLUMNS="120")
+    lines = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
+    assert lines == [line.rstrip() for line in said.splitlines()]
 
 
 def test_the_first_choice_is_seldom_slower_than_what_was_played() -> None:
