@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,6 +56,8 @@ def record(
     ] = False,
 ) -> None:
     """Measure how long each part of a model takes on this machine, for a device file that stages can emulate."""
+    from testbed.sweep.environment import hold_machine
+
     one_of("precision", precision, _PRECISIONS)
     wanted: Precision = "bf16" if precision == "bf16" else "fp32"
     if host and (output or codec or device != "cpu"):
@@ -72,9 +74,9 @@ def record(
         raise UserError(f"-o {output}: a device file must end with .toml")
     if codec and wanted != "fp32":
         raise UserError("--codec: the rule for codecs needs the device's speed in fp32; record with --precision fp32")
-    measured = recording.record_model(
-        model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device, codecs=codec or ()
-    )
+    size: Any = {"sequence_length": sequence_length, "sequences": sequences}
+    with hold_machine(say):
+        measured = recording.record_model(model, **size, precision=wanted, device=device, codecs=codec or ())
     one = measured.recorded
     say(
         f"{measured.machine}: {one.model} in {one.precision}, {one.sequences} x {one.sequence_length} tokens, "

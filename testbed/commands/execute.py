@@ -115,6 +115,7 @@ def execute(
     """
     from testbed.exec.order import ExecOrder
     from testbed.exec.regressions import differences, numbers, read_numbers, write_numbers
+    from testbed.sweep.environment import hold_machine
 
     started = time.monotonic()
     one_of("topology", topology, get_args(Topology))
@@ -175,7 +176,8 @@ def execute(
     if kernel is not None:
         _in_a_guest(kernel, folder, memory, [folder, *share], limit_s)
     else:
-        _here(folder, limit_s)
+        with hold_machine(say):
+            _here(folder, limit_s)
     if not os.path.samestat(made, folder.resolve().stat()):
         raise LabError(f"a program replaced the folder of the report, {folder}")
     result = _finish(folder, kernel, started)

@@ -57,13 +57,7 @@ class Bucket:
     """One end of one sender's messages: a stateful codec for each large tensor."""
 
     def __init__(
-        self,
-        shapes: Sequence[Sequence[int]],
-        codec: str,
-        *,
-        seed: int,
-        sender: int,
-        direction: Direction = "backward",
+        self, shapes: Sequence[Sequence[int]], codec: str, *, seed: int, sender: int, direction: Direction = "backward"
     ) -> None:
         """`sender` counts workers, then a server; with the tensor's number it keys the codecs' random draws."""
         self._shapes = [tuple(shape) for shape in shapes]

@@ -20,6 +20,7 @@ from testbed.commands import execute
 from testbed.errors import UserError
 from testbed.exec.order import RESULT, ExecResult
 from testbed.export.perfetto import write_observed
+from testbed.sweep.environment import hold_machine
 from testbed.trace.observations import read_observations, timeline
 from tests.timelines import check_events, check_nesting, pairs
 
@@ -489,3 +490,14 @@ def test_modules_take_on_the_virtual_clock_what_was_recorded_on_the_real_one(tmp
     took_ns = sum(line["ns"] for line in told if line["kind"] == "module")
     assert took_ns > 0
     assert all(paced > unpaced for unpaced, paced in zip(*steps[1:], strict=True))
+
+
+@pytest.mark.root
+def test_on_the_real_clock_it_waits_for_whoever_measures(tmp_path: Path) -> None:
+    with hold_machine():
+        started = subprocess.Popen(command(tmp_path, REAL, "true"), stdout=subprocess.PIPE, text=True)
+        assert started.stdout is not None
+        assert any("waiting for it" in line for line in started.stdout)
+        assert started.poll() is None
+    assert started.communicate(timeout=PATIENCE_S) is not None
+    assert started.returncode == 0
