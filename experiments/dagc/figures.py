@@ -255,12 +255,13 @@ def draw_times(folder: Path) -> Figure:
         name_rows(axes, [f"{'DAGC-R' if arm == RULE else arm}, {mean:g}" for arm, mean in rows])
     gains = sum(each.interval is not None and each.interval.low > 1 for each in seconds)
     title = f"To the target {_factors(rounds)} times as fast by rounds, {_factors(seconds)} by time"
-    plots.finish(figure, f"{title} ({gains} of {len(seconds)} intervals above 1)")
+    told = f"{title} ({gains} of {len(seconds)} intervals above 1)"
+    plots.finish(figure, told if rounds and seconds else "Not every arm reaches the target")
     return figure
 
 
 def _factors(found: list[Judgement]) -> str:
-    return span([each.value for each in found], "{:.2f}".format)
+    return span([each.value for each in found], "{:.2f}".format) if found else ""
 
 
 def _finding(runs: Any) -> str:
