@@ -45,8 +45,8 @@ help:
 sweep: .venv/.test
 	.venv/bin/python -m testbed sweep $(ARGS)
 
-check: .venv/.test
-	.venv/bin/python -m pytest $(WORKERS) -m 'not (root or netem or gpu or slow or clock_kernel)' $(ARGS)
+check: .venv/.test # none of these tests waits
+	.venv/bin/python -m pytest --numprocesses=$(shell nproc) --maxprocesses=4 -m 'not (root or netem or gpu or slow or clock_kernel)' $(ARGS)
 
 test: .venv/.test
 	$(TEST) $(WORKERS) $(ARGS)

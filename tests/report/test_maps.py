@@ -16,13 +16,14 @@ from testbed.report import experiments, maps, style
 from testbed.report.maps import PAYS, Grid, stops_paying_bps
 from tests.synthetic_grid import write_grid
 
+pytestmark = pytest.mark.slow  # they share what takes seconds to make
+
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_grid(tmp_path_factory.mktemp("results") / "grid")
 
 
-@pytest.mark.slow
 def test_a_grid_for_each_device_slowest_first(played: Path) -> None:
     slow, quick = maps.grids(experiments.runs_frame(played))
     for grid, name in ((slow, "slow"), (quick, "quick")):
@@ -36,7 +37,6 @@ def test_a_grid_for_each_device_slowest_first(played: Path) -> None:
     assert not np.isnan(quick.step_s["int8"]).any()
 
 
-@pytest.mark.slow
 def test_smaller_payloads_pay_on_slow_links_and_the_baseline_is_enough_on_fast_ones(played: Path) -> None:
     slow, quick = maps.grids(experiments.runs_frame(played))
     assert quick.mildest()[0, 0] == 2
@@ -45,7 +45,6 @@ def test_smaller_payloads_pay_on_slow_links_and_the_baseline_is_enough_on_fast_o
     assert np.nanmax(slow.speed_up("int8")) < np.nanmax(quick.speed_up("int8"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("draw", [maps.draw_choice, maps.draw_speed_up, maps.draw_limits])
 def test_every_device_has_a_panel_and_units_are_named(played: Path, draw) -> None:  # type: ignore[no-untyped-def]
     with style.applied():
@@ -84,7 +83,6 @@ def test_what_is_missing_is_left_out_of_a_limit() -> None:
     assert math.isnan(stops_paying_bps([1, 10], [math.nan, math.nan]))
 
 
-@pytest.mark.slow
 def test_a_device_that_computes_in_bf16_is_compared_with_bf16(played: Path) -> None:
     frame = experiments.runs_frame(played)
     half = frame.assign(**{"compute.source": frame["compute.source"] + " in bf16"})

@@ -28,6 +28,8 @@ from tests.altered import ALTERATIONS
 from tests.small_replicas import DIGITS
 from tests.specs import text_spec
 
+pytestmark = pytest.mark.slow  # they share what takes seconds to make
+
 VOCABULARY = 96
 
 
@@ -67,7 +69,6 @@ def losses(folder: Path) -> list[float | None]:
     return [record.loss for record in load_training(folder)[-1]]
 
 
-@pytest.mark.slow
 def test_trained_once_kept_and_the_same_however_many_train_at_once(tmp_path: Path) -> None:
     recipes, texts, heard = [a_recipe(codec) for codec in ("fp32", "delta-int8")], Texts(tmp_path), Heard()
     together = train_missing(recipes, tmp_path / "one", prepare=texts, progress=heard, at_once=2)
@@ -87,7 +88,6 @@ def test_trained_once_kept_and_the_same_however_many_train_at_once(tmp_path: Pat
     assert not again.ended
 
 
-@pytest.mark.slow
 def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path) -> None:
     long, short = a_recipe(steps=100_000), a_recipe("int8")
 
@@ -116,7 +116,6 @@ def test_what_needs_a_network_is_refused_before_anything_starts(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2-mini", "llama-mini", DIGITS.model])
 def test_predicted_memory_suffices_and_is_not_far_off(tmp_path: Path, model: str) -> None:
     if model == DIGITS.model:
@@ -147,7 +146,6 @@ def what_was_done(training: Iterable[list[StepRecord]]) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
 def test_schedules_and_depths_share_a_training_and_keep_their_own_order(tmp_path: Path) -> None:
     orders = [("gpipe", 1), ("1f1b", 2), ("1f1b", 3)]
     recipes, texts, heard = [in_schedule(a_recipe("delta-int8"), *order) for order in orders], Texts(tmp_path), Heard()
@@ -191,7 +189,6 @@ class Watched(Notes):
         self.begun.append(len([*self.home.glob("[!.]*/"), *self.home.glob(".*.draft")]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scarce", ["memory", "the device's memory"])
 def test_a_training_waits_for_memory_and_learns_the_same(
     tmp_path: Path, two_trainings: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, scarce: str
@@ -248,7 +245,6 @@ def test_what_finds_no_memory_beside_others_is_trained_alone(tmp_path: Path, mon
     assert watched.ended == {recipes[1].id: None, recipes[0].id: full}
 
 
-@pytest.mark.slow
 def test_a_device_says_what_it_has() -> None:
     here = trainings.device_memory("cpu")
     assert here.process_bytes == 0
@@ -280,7 +276,6 @@ ALTERED += [(name, how, True) for name in STEPS for how in ("cut at a line", "em
 ALTERED += [("training.json", how, True) for how in ALTERATIONS if how != "a bit flipped"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "alteration", "old"), ALTERED)
 def test_an_altered_training_is_named_and_not_believed(
     tmp_path: Path, two_trainings: tuple[Path, Path], name: str, alteration: str, old: bool
