@@ -62,9 +62,15 @@ def two(staleness: int, compute_ns: int, message_bytes: int) -> DataParallelShap
     return DataParallelShape(workers=2, exchange="all-to-all", tokens=1, **shape)
 
 
-# found at random: an exchange takes 1 % longer than computing
+LARGER_ANSWER = DataParallelShape(
+    workers=2, exchange="star", staleness=4, compute_ns=1_000_000, message_bytes=(274_645, 303_866), tokens=1
+)
+
+
+# found at random: an exchange takes 1 % longer than computing; acknowledgements are 3 % of a link
 @pytest.mark.slow
 @example(shape=two(3, 1_093_486_340, 2_674_203), delay_ms=0, rate_mbit=20)
+@example(shape=LARGER_ANSWER, delay_ms=0, rate_mbit=20)
 @settings(max_examples=150)
 @given(shape=SHAPES, delay_ms=st.integers(0, 200), rate_mbit=st.sampled_from([20, 100, 1000]))
 def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: int, rate_mbit: int) -> None:
@@ -78,7 +84,8 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
         # they share the link.
         assert formula_s / 2 < cycle_s < formula_s * 2
     else:
-        check_cycle(shape, cycle_s, formula_s, steps, 0.03)  # it counts acknowledgements, which pipes have not
+        # The formula counts acknowledgements, which pipes have not: 3.0 % at most of what was found at random.
+        check_cycle(shape, cycle_s, formula_s, steps, 0.035)
 
 
 # found at random: an exchange takes 6 % longer than computing
