@@ -253,15 +253,17 @@ def draw_times(folder: Path) -> Figure:
         axes.set(title=NETWORKS.get(network, "rounds"), xscale="log", xlim=(0.3, 2.5), xlabel="times as fast")
         plots.ticks(axes.xaxis, (0.3, 0.5, 1, 2))
         name_rows(axes, [f"{'DAGC-R' if arm == RULE else arm}, {mean:g}" for arm, mean in rows])
-    gains = sum(each.interval is not None and each.interval.low > 1 for each in seconds)
-    title = f"To the target {_factors(rounds)} times as fast by rounds, {_factors(seconds)} by time"
-    told = f"{title} ({gains} of {len(seconds)} intervals above 1)"
-    plots.finish(figure, told if rounds and seconds else "Not every arm reaches the target")
+    title = "Not every arm reaches the target"
+    if rounds and seconds:
+        gains = sum(each.interval is not None and each.interval.low > 1 for each in seconds)
+        title = f"To the target {_factors(rounds)} times as fast by rounds, {_factors(seconds)} by time"
+        title += f" ({gains} of {len(seconds)} intervals above 1)"
+    plots.finish(figure, title)
     return figure
 
 
 def _factors(found: list[Judgement]) -> str:
-    return span([each.value for each in found], "{:.2f}".format) if found else ""
+    return span([each.value for each in found], "{:.2f}".format)
 
 
 def _finding(runs: Any) -> str:

@@ -43,7 +43,7 @@ class Turn:
     """One run of the sweep. Times and rates are those of the emulated world."""
 
     cell: Cell
-    network: str = ""
+    network: str
     expected_s: float | None = None
     state: Literal["waiting", "running", "ok", "failed", "interrupted", "left out"] = "waiting"
     phase: str = ""
@@ -185,7 +185,7 @@ class SweepProgress(Closing):
         """Label of the running cell."""
         cell = self._turn.cell
         mark = ", live" if cell.timing == "live" else ""
-        return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {cell.network}{mark}"
+        return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {self._turn.network}{mark}"
 
     def left_s(self) -> float:
         """Return the time left in seconds; 0 if unknown.
@@ -230,7 +230,7 @@ def _cells(turn: Turn, number: int) -> tuple[str, ...]:
     loss = turn.validation_loss if turn.state == "ok" else turn.loss
     steps = f"{turn.done}/{turn.cell.training.steps}" if turn.done else ""
     step = "" if turn.step_s is None else f"{turn.step_s * 1e3:.0f} ms"
-    about = str(number), turn.cell.codec, turn.cell.network, turn.phase or turn.state
+    about = str(number), turn.cell.codec, turn.network, turn.phase or turn.state
     return *about, steps, step, "" if loss is None else f"{loss:.3f}", turn.certificate
 
 
@@ -239,7 +239,7 @@ def _running(progress: SweepProgress) -> str:
     ended = sum(run.state not in ("waiting", "running") for run in progress.turns)
     parts = [
         f"{ended} of {len(progress.turns)} runs done",
-        f"{turn.cell.codec} on {turn.cell.network}: {turn.phase or turn.state}",
+        f"{turn.cell.codec} on {turn.network}: {turn.phase or turn.state}",
     ]
     if turn.tokens_per_s is not None and turn.phase == "training":
         learned = "images" if isinstance(turn.cell.workload, ImagesSpec) else "tokens"

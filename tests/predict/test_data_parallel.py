@@ -67,7 +67,7 @@ LARGER_ANSWER = DataParallelShape(
 )
 
 
-# found at random: an exchange takes 1 % longer than computing; acknowledgements are 3 % of a link
+# found at random: an exchange takes 1 % longer than computing; after three times the least steps it is not yet steady
 @pytest.mark.slow
 @example(shape=two(3, 1_093_486_340, 2_674_203), delay_ms=0, rate_mbit=20)
 @example(shape=LARGER_ANSWER, delay_ms=0, rate_mbit=20)
@@ -75,7 +75,7 @@ LARGER_ANSWER = DataParallelShape(
 @given(shape=SHAPES, delay_ms=st.integers(0, 200), rate_mbit=st.sampled_from([20, 100, 1000]))
 def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: int, rate_mbit: int) -> None:
     profile = load_profile(f"link({rate_mbit}Mbit, {delay_ms}ms, buffer=60s)")
-    steps = 3 * shape.least_steps
+    steps = 6 * shape.least_steps
     spans = ideal_steps_ns(shape.trace(steps), Pipes("star", (profile,), shape.nodes), steps)
     cycle_s = shape.steady_ns(spans) / 1e9
     formula_s = shape.formula_s("star", [profile])
@@ -84,8 +84,7 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
         # they share the link.
         assert formula_s / 2 < cycle_s < formula_s * 2
     else:
-        # The formula counts acknowledgements, which pipes have not: 3.0 % at most of what was found at random.
-        check_cycle(shape, cycle_s, formula_s, steps, 0.035)
+        check_cycle(shape, cycle_s, formula_s, steps, 0.03)  # it counts acknowledgements, which pipes have not
 
 
 # found at random: an exchange takes 6 % longer than computing

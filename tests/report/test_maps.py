@@ -16,7 +16,7 @@ from testbed.report import experiments, maps, style
 from testbed.report.maps import PAYS, Grid, stops_paying_bps
 from tests.synthetic_grid import write_grid
 
-pytestmark = pytest.mark.slow  # they share what takes seconds to make
+pytestmark = pytest.mark.slow  # what they share takes seconds to make
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tests.altered import ALTERATIONS
 from tests.small_replicas import DIGITS
 from tests.specs import text_spec
 
-pytestmark = pytest.mark.slow  # they share what takes seconds to make
+pytestmark = pytest.mark.slow  # what they share takes seconds to make
 
 VOCABULARY = 96
 
